@@ -64,7 +64,7 @@ def figures(lines: int, folders: int, pairs: int, before: str | None = None) -> 
         commands = {
             "status": ["status", str(long)],
             "logs": ["logs", str(long)],
-            "goodput": ["goodput", str(long)],
+            "goodput": ["status", str(long), "--time"],
             "runs": ["runs", "-n", str(folders)],
             "report": ["report", str(long), "-o", "report.html", "--force"],
         }

@@ -30,7 +30,7 @@ def pages() -> dict[str, str]:
     catalog = Catalogue({"HOME": str(ROOT / "docs")})  # the shipped profiles alone
     sites = {f"sites/{name}.md": _site(catalog, name) for name in catalog.names()}
     index = ["# Sites, one page each", "", "What does slurmddp know of my cluster, and where is each value from?", ""]
-    index += ["    slurmddp sites show NAME --explain", "", "```{toctree}", ":maxdepth: 1", ""]
+    index += ["    slurmddp site show NAME --explain", "", "```{toctree}", ":maxdepth: 1", ""]
     return {
         "commands.md": "\n".join(_commands()),
         **sites,

@@ -1,4 +1,4 @@
-"""alert test, watch-alerts: whether alerts arrive, and sending what nodes could not."""
+"""alert test, alert watch: whether alerts arrive, and sending what nodes could not."""
 
 import os
 from collections.abc import Iterable
@@ -15,15 +15,10 @@ if TYPE_CHECKING:
 
 def register(app: App) -> None:
     """Put the group's commands on the app."""
-    group = App(help="Test whether alerts arrive")
+    group = App(help="Test whether alerts arrive, and send those that nodes could not")
     group.add(None, alert_test, name="test", example="slurmddp alert test job.yaml")
-    group.callback()(_group)
+    group.add(None, watch, example="slurmddp alert watch last")
     app.add_typer(group, name="alert", rich_help_panel="Sites and alerts")
-    app.add("Sites and alerts", watch_alerts, name="watch-alerts", example="slurmddp watch-alerts last")
-
-
-def _group() -> None:
-    """Make typer keep the command `test`, though it is the only one of its group."""
 
 
 @opt.job_command()
@@ -37,7 +32,7 @@ def alert_test(asked: opt.Asked) -> None:
     raise typer.Exit(0 if results.all_arrived else 1)
 
 
-def watch_alerts(
+def watch(
     runs: Annotated[
         list[str] | None,
         typer.Argument(

@@ -18,8 +18,6 @@ from slurmddp.cli import (
     inside,
     jobs,
     options,
-    preflight,
-    rehearse,
     report,
     sites,
     sweeps,
@@ -33,13 +31,11 @@ from slurmddp.styled import styled
 app = App(
     name="slurmddp",
     help="Run PyTorch training scripts on many nodes, with Slurm and Apptainer or Singularity",
-    epilog="Start here: slurmddp init, slurmddp plan job.yaml, slurmddp submit job.yaml",
+    epilog="Start here: slurmddp init, slurmddp check job.yaml, slurmddp submit job.yaml",
 )
 for group in (
     jobs,
     check,
-    preflight,
-    rehearse,
     follow,
     inside,
     sweeps,
@@ -57,7 +53,7 @@ for group in (
 
 @app.callback(invoke_without_command=True)
 def main_options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version, then exit")] = False,
+    version: Annotated[bool, typer.Option("-V", "--version", help="Print the version, then exit")] = False,
     host: Annotated[
         str | None,
         typer.Option(metavar="USER@LOGIN", help="Run COMMAND on this login node, over ssh; also SLURMDDP_HOST"),

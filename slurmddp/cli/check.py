@@ -1,123 +1,187 @@
-"""check: what will go wrong with a job, or with a batch script, found before it waits in the queue."""
+"""check: what a job will do, what would make it fail and what it costs, before it waits in the queue."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from slurmddp.cli import options as opt
+from slurmddp.cli.follow import Json
 from slurmddp.cli.help import App
+
+if TYPE_CHECKING:
+    from slurmddp.launch.prepare import Prepared
+
+_NODES = "On the cluster's nodes"
+_SCRIPT = "Batch scripts that slurmddp did not write"
+_MORE = "More options"
 
 
 def register(app: App) -> None:
     """Put the command on the app."""
-    app.add("Jobs", check, example="slurmddp check job.yaml")
+    app.add("Jobs", check, example="slurmddp check job.yaml --nodes 8")
 
 
 @opt.job_command()
 def check(
     asked: opt.Asked,
-    script: Annotated[
-        bool, typer.Option("--script", help="Check FILE... instead: batch scripts that slurmddp did not write")
-    ] = False,
+    as_json: Json = False,
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            "--write", metavar="DIR", help="Write the scripts, code and resolved job file to DIR, to run it by hand"
+        ),
+    ] = None,
     partitions: Annotated[
         bool, typer.Option("--partitions", help="Also rank the partitions by when they would start the job")
     ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings, too")] = False,
+    preflight: Annotated[
+        bool,
+        typer.Option(
+            "--preflight",
+            help="Submit a job that checks its nodes and measures their network, without training (10 minutes at most)",
+            rich_help_panel=_NODES,
+        ),
+    ] = False,
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse",
+            help="Submit the job and break it: does it survive its time limit and a crashed rank?",
+            rich_help_panel=_NODES,
+        ),
+    ] = False,
+    script: Annotated[
+        bool,
+        typer.Option(
+            "--script", help="Check FILE... as batch scripts, whatever their names are", rich_help_panel=_SCRIPT
+        ),
+    ] = False,
     fix: Annotated[
-        bool, typer.Option("--fix", help="With --script: print the corrected script; findings go to stderr")
+        bool,
+        typer.Option("--fix", help="Print the corrected script; findings go to stderr", rich_help_panel=_SCRIPT),
     ] = False,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="With --fix: write it to a new file")
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="With --fix: write it to a new file", rich_help_panel=_SCRIPT
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="With -o: replace FILE if it exists")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings, too")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="With -o: replace FILE if it exists", rich_help_panel=_SCRIPT)
+    ] = False,
     resume: opt.Resume = None,
+    explain: opt.Explain = None,
+    mtbf: Annotated[
+        float | None,
+        typer.Option(
+            metavar="HOURS",
+            help="Hours between failures of one node: estimate the share of the time that trains, also on more nodes",
+            rich_help_panel=_MORE,
+        ),
+    ] = None,
+    per_node: Annotated[
+        bool,
+        typer.Option(
+            "--per-node",
+            help="Print each node's torchrun command, for clusters without Slurm",
+            rich_help_panel=_MORE,
+        ),
+    ] = False,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST", help="Host name of the first node, for --per-node [default: HEAD]", rich_help_panel=_MORE
+        ),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            help="Rendezvous port, for --per-node [default: 29400]",
+            min=1024,
+            max=65535,
+            rich_help_panel=_MORE,
+        ),
+    ] = None,
 ) -> None:
-    """Check a job for what would make it fail. Submits nothing. Exit codes: 0 no errors, 1 errors found, 2 the
-    job file has mistakes, or a file cannot be read."""
+    """Show what a job will do, what would make it fail, and what it costs. Submits nothing without --preflight or
+    --rehearse. Exit codes: 0 no errors, 1 errors found, 2 the job file has mistakes, or a file cannot be read."""
+    from slurmddp.cli import check_script, on_nodes
     from slurmddp.errors import UserError
 
-    for given, option, met, needs in (
-        (fix, "--fix", script, "--script"),
+    of_scripts = script or fix or check_script.is_batch_script(asked.job)
+    for value, option, met, needs in (
         (output, "-o", fix, "--fix"),
         (force, "--force", output, "-o"),
+        (head, "--head", per_node, "--per-node"),
+        (port, "--port", per_node, "--per-node"),
     ):
-        if given and not met:
-            todo = "slurmddp check --script train.sbatch --fix -o fixed.sbatch"
-            raise UserError(f"{option} needs {needs}", todo=todo)
-    if fix:
-        severities = _fix_script(asked, output, force, as_json)
+        if value and not met:
+            raise UserError(f"{option} needs {needs}", todo=f"add {needs}, or remove {option}")
+    modes = (
+        (write, "--write"), (preflight, "--preflight"), (rehearse, "--rehearse"), (per_node, "--per-node"),
+        (explain, "--explain"), (of_scripts, "--fix" if fix else "--script"),
+    )  # fmt: skip
+    given = [option for value, option in modes if value]
+    if len(given) > 1:
+        raise UserError(f"{given[0]} and {given[1]} cannot be combined", todo="run the command twice")
+    if mtbf is not None and not 0 < mtbf < float("inf"):
+        raise UserError(f"--mtbf: {mtbf:g} is not a number of hours above 0")
+    if of_scripts:
+        if fix:
+            severities = check_script.fix_script(asked, output, force=force, as_json=as_json)
+        else:
+            severities = check_script.check_scripts(asked, as_json=as_json)
+    elif preflight:
+        severities = on_nodes.preflight(asked, as_json=as_json)
+    elif rehearse:
+        severities = on_nodes.rehearse(asked, as_json=as_json)
+    elif write or per_node or explain:
+        _show_part(asked.prepare(strict=False, resume=resume), write, explain, head or "HEAD", port or 29400)
+        severities = set()
     else:
-        severities = _check_scripts(asked, as_json) if script else _check_job(asked, resume, partitions, as_json)
+        severities = _check_job(asked, resume, partitions=partitions, mtbf=mtbf, as_json=as_json)
     if severities & ({"error", "warning"} if strict else {"error"}):
         raise typer.Exit(1)
 
 
-def _script_names(asked: opt.Asked) -> list[str]:
-    from slurmddp.errors import UserError
+def _show_part(prepared: "Prepared", write: Path | None, explain: str | None, head: str, port: int) -> None:
+    if explain:
+        opt.show_explanation(prepared, explain)
+    elif write:
+        from slurmddp.launch.write import write_rendered
 
-    if asked.options:
-        raise UserError(f"{asked.options[0][2]} needs a job file", todo="remove it, or remove --script")
-    names = [*([asked.job] if asked.job else []), *asked.args]
-    if not names:
-        raise UserError("no batch script given", todo="slurmddp check --script train.sbatch")
-    return names
-
-
-def _fix_script(asked: opt.Asked, output: Path | None, force: bool, as_json: bool) -> set[str]:
-    from slurmddp.check.fix import fix_script
-    from slurmddp.check.script import read
-    from slurmddp.cli.terminal import write_exactly
-    from slurmddp.errors import UserError
-    from slurmddp.launch.new_file import write_new
-    from slurmddp.report.check import as_dict, fix_lines
-
-    names = _script_names(asked)
-    if len(names) > 1:
-        raise UserError(f"--fix takes one script, not {len(names)}", todo="run it once per script")
-    script = read(Path(names[0]), errors="surrogateescape")
-    fixed = fix_script(script)
-    if output:
-        write_new(output, fixed.text, force=force, todo="choose another name, or add --force")
-    if as_json:
-        told = as_dict([script], fixed.left)
-        done = {"fixed": [each.as_dict() for each in fixed.done], "stopped": fixed.stopped, "doubt": fixed.doubt}
-        typer.echo(opt.json_text(told | done | {"script": fixed.text}))
+        opt.show_notes(prepared)
+        for path in write_rendered(prepared, write, opt.say):
+            typer.echo(path)
     else:
-        for line in fix_lines(script, fixed):
-            opt.say(line)
-        if not output:
-            write_exactly(fixed.text.encode("utf-8", errors="surrogateescape"))
-    return {each.severity for each in fixed.left}
+        from slurmddp.render.per_node import node_commands
+
+        typer.echo("\n".join(node_commands(prepared.plan, head, port)))
 
 
-def _check_scripts(asked: opt.Asked, as_json: bool) -> set[str]:
-    from slurmddp.check.finding import check_script
-    from slurmddp.check.script import read
-    from slurmddp.report.check import as_dict, lines
-
-    scripts = [read(Path(name)) for name in _script_names(asked)]
-    found = [finding for each in scripts for finding in check_script(each)]
-    if as_json:
-        typer.echo(opt.json_text(as_dict(scripts, found)))
-    else:
-        for line in lines(scripts, found):
-            typer.echo(line)
-    return {each.severity for each in found}
-
-
-def _check_job(asked: opt.Asked, resume: str | None, partitions: bool, as_json: bool) -> set[str]:
-    from slurmddp.errors import UserError
+def _check_job(
+    asked: opt.Asked, resume: str | None, *, partitions: bool, mtbf: float | None, as_json: bool
+) -> set[str]:
+    """Print what the job will do, then what would make it fail. Return the severities. Raises UserError."""
     from slurmddp.launch.job_check.answer import answer
     from slurmddp.report.check_job import lines
+    from slurmddp.report.plan import plan_report
 
-    if asked.job and asked.job.endswith((".sbatch", ".slurm", ".sh")):
-        raise UserError("is a batch script, not a job file", where=asked.job, todo="add --script")
-    found = answer(asked.prepare(strict=True, resume=resume), partitions=partitions)
+    prepared, refused = asked.prepare_or_refuse(resume)
+    found = answer(prepared, refused, partitions=partitions)
     if as_json:
         typer.echo(opt.json_text(found.as_dict()))
     else:
-        for line in lines(found.as_dict()):
-            typer.echo(line)
+        typer.echo(plan_report(prepared.plan, prepared.resolved))
+        if mtbf is not None:
+            from slurmddp.report.useful_share import useful_share_lines
+
+            typer.echo("\n".join(["", *useful_share_lines(prepared.plan, prepared.resolved.job.checkpoint, mtbf)]))
+        if refused is None:
+            typer.echo("\n".join(["", *lines(found.as_dict())]))
+    if refused is not None:
+        raise refused
     return {each.severity for each in found.findings}

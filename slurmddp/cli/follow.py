@@ -1,4 +1,4 @@
-"""runs, status, goodput, logs, cancel: what has become of a run."""
+"""runs, status, logs, cancel: what has become of a run."""
 
 import os
 from pathlib import Path
@@ -44,7 +44,6 @@ def register(app: App) -> None:
     app.add("Runs", status, example="slurmddp status last --watch")
     app.add("Runs", logs, example="slurmddp logs last -f --tail 20")
     app.add("Runs", cancel, aliases=("stop",), example="slurmddp cancel last --wait")
-    app.add("Runs", goodput, example="slurmddp goodput last")
 
 
 def runs(
@@ -96,6 +95,7 @@ def look_after(rows: "Sequence[Row]") -> None:
 def status(
     run: Run = LAST,
     watch: Annotated[bool, typer.Option("--watch", help="Show it live, with curves, until the run is over")] = False,
+    time: Annotated[bool, typer.Option("--time", help="Show where the run's time went, to the second")] = False,
     as_json: Json = False,
     prometheus: Annotated[
         bool, typer.Option("--prometheus", help="Print metrics for Prometheus's textfile collector")
@@ -109,8 +109,10 @@ def status(
     from slurmddp.launch.find import find_any_version
     from slurmddp.launch.other_version import refuse_other_version
 
-    if prometheus and (watch or as_json):
-        raise UserError("--prometheus excludes --watch and --json", todo="remove one of them")
+    if prometheus and (watch or as_json or time):
+        raise UserError("--prometheus excludes --watch, --time and --json", todo="remove one of them")
+    if time and watch:
+        raise UserError("--time excludes --watch", todo="remove one of them")
     if output and not prometheus:
         raise UserError("-o needs --prometheus", todo="add --prometheus, or remove -o")
     folder = find_any_version(run, os.environ)
@@ -119,9 +121,25 @@ def status(
     found = _watch(folder, as_json=as_json) if watch else look(folder)
     if prometheus:
         _show_prometheus(found, output)
+    elif time:
+        _show_time(found, as_json=as_json)
     elif not (watch and as_json):
         typer.echo(_status_json(found) if as_json else join("\n", _status_lines(found, _ledger(found))))
     raise typer.Exit(found.state.exit_code)
+
+
+def _show_time(found: "RunStatus", *, as_json: bool) -> None:
+    from slurmddp.report.goodput import goodput_dict, goodput_text, never_submitted
+
+    going, ledger = found.state.going, _ledger(found)
+    if ledger is None:
+        raise never_submitted(found.folder)
+    if as_json:
+        typer.echo(opt.json_text({"run_id": found.folder.id, **goodput_dict(ledger, going=going)}))
+        return
+    typer.echo(goodput_text(ledger, going=going))
+    for note in found.notes:
+        opt.say(f"note: {note}")
 
 
 def _ledger(found: "RunStatus") -> "Ledger | None":
@@ -207,27 +225,6 @@ def _looks(first: "RunStatus") -> "Iterator[tuple[RunStatus, bool]]":
         else:
             found = refreshed(found)
         yield found, again
-
-
-def goodput(
-    run: Run = LAST,
-    as_json: Json = False,
-) -> None:
-    """Show where a run's time went."""
-    from slurmddp.launch.find import find_run
-    from slurmddp.report.goodput import goodput_dict, goodput_text, never_submitted, run_ledger
-
-    found = look(find_run(run, os.environ))
-    going = found.state.going
-    ledger = run_ledger(found.folder, going=going)
-    if ledger is None:
-        raise never_submitted(found.folder)
-    if as_json:
-        typer.echo(opt.json_text({"run_id": found.folder.id, **goodput_dict(ledger, going=going)}))
-    else:
-        typer.echo(goodput_text(ledger, going=going))
-        for note in found.notes:
-            opt.say(f"note: {note}")
 
 
 def logs(

@@ -21,14 +21,25 @@ _OTHER_TOOLS = {
     **dict.fromkeys(("queue", "squeue", "list", "jobs", "history"), _RUNS),
     **dict.fromkeys(("start", "launch", "sbatch", "train"), _SUBMIT),
     **dict.fromkeys(("kill", "scancel", "abort"), "slurmddp cancel RUN lets a run save a checkpoint, then stops it"),
-    **dict.fromkeys(
-        ("why", "explain", "debug"), "slurmddp doctor RUN says why a run failed; slurmddp runs, why one waits"
-    ),
+    **dict.fromkeys(("why", "explain"), "slurmddp doctor RUN says why a run failed; slurmddp runs, why one waits"),
     **dict.fromkeys(("tail", "log", "output"), "slurmddp logs RUN -f follows the logs of a run"),
     **dict.fromkeys(("info", "show"), "slurmddp status RUN shows the state of a run"),
     **dict.fromkeys(("restart", "retry"), "slurmddp resume RUN continues a run; slurmddp rerun RUN starts it again"),
     **dict.fromkeys(("rm", "delete"), "slurmddp clean removes old runs"),
-    **dict.fromkeys(("shell", "exec", "ssh"), "slurmddp attach RUN opens a shell beside the ranks"),
+    **dict.fromkeys(("shell", "exec", "ssh", "attach"), "slurmddp debug shell RUN opens a shell beside the ranks"),
+    **dict.fromkeys(("forward", "port", "tunnel"), "slurmddp debug port RUN PORT reaches a port of a node"),
+    "stacks": "slurmddp debug stacks RUN shows where each rank is in its code",
+    "profile": "slurmddp debug profile RUN profiles some steps",
+    **dict.fromkeys(("plan", "validate", "verify", "lint", "dry-run"), "slurmddp check JOB.yaml shows what it will do"),
+    **dict.fromkeys(("render", "generate"), "slurmddp check JOB.yaml --write DIR writes the scripts of a job"),
+    "preflight": "slurmddp check JOB.yaml --preflight checks the nodes of a job and their network",
+    "rehearse": "slurmddp check JOB.yaml --rehearse breaks a short run on purpose",
+    **dict.fromkeys(("goodput", "time", "usage"), "slurmddp status RUN --time shows where a run's time went"),
+    **dict.fromkeys(("du", "disk", "gc", "prune"), "slurmddp clean lists the disk space of runs, and removes some"),
+    **dict.fromkeys(("sites", "cluster", "clusters"), "slurmddp site lists the site profiles"),
+    **dict.fromkeys(("alerts", "watch-alerts"), "slurmddp alert watch sends the alerts that nodes could not"),
+    **dict.fromkeys(("images", "build"), "slurmddp build-image builds an image; slurmddp image list lists them"),
+    **dict.fromkeys(("checkpoints", "export"), "slurmddp checkpoint lists, verifies and exports what a run saved"),
 }
 
 #: The base of click's errors: of click's own, or of typer's copy of it.
@@ -98,6 +109,12 @@ class Group(TyperGroup):
     def __init__(self, *, commands: dict[str, Any], **settings: Any) -> None:
         super().__init__(commands=_Commands({**self.outlines, **commands}), **settings)  # type: ignore[arg-type]
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words. `slurmddp help COMMAND` is `slurmddp COMMAND --help`."""
+        if ctx.parent is None and args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
+        return super().parse_args(ctx, args)
+
     def list_commands(self, ctx: Any) -> list[str]:
         """List the names, in the order in which the commands were added."""
         return list(self.commands)
@@ -139,13 +156,14 @@ class App(typer.Typer):
         name: str | None = None,
         example: str = "",
         aliases: Iterable[str] = (),
+        hidden: bool = False,
     ) -> None:
         """Make commands of functions. group: their heading in the help; example: a command line to show at the end;
         aliases: other names, which no help lists."""
         epilog = f"Example: {example}" if example else None
         for function in functions:
             own = name or function.__name__.replace("_", "-")
-            self._outlines[own] = _Outline(function, own, rich_help_panel=group, epilog=epilog)
+            self._outlines[own] = _Outline(function, own, rich_help_panel=group, epilog=epilog, hidden=hidden)
             for alias in aliases:
                 self._outlines[alias] = _Outline(function, alias, hidden=True, epilog=epilog)
 

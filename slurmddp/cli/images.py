@@ -13,10 +13,9 @@ from slurmddp.cli.help import App
 def register(app: App) -> None:
     """Put the group's commands on the app."""
     app.add("Images", build_image, name="build-image", example="slurmddp build-image image.sif --base 25.04")
-    group = App(help="List, inspect and clean up images")
+    group = App(help="List and inspect images")
     group.add(None, list_images, name="list")
     group.add(None, inspect, example="slurmddp image inspect image.sif --driver 535.183.01 --gpu h100")
-    group.add(None, gc)
     app.add_typer(group, name="image", rich_help_panel="Images")
 
 
@@ -140,24 +139,3 @@ def list_images(folder: Folder = Path("images"), as_json: Json = False) -> None:
 
     found = on_shelf(folder)
     typer.echo(opt.json_text([as_dict(image) for image in found]) if as_json else table(found))
-
-
-def gc(
-    folder: Folder = Path("images"),
-    keep: Annotated[int, typer.Option(min=0, metavar="N", help="Keep the N newest images of each recipe")] = 1,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove the images; without --yes, only list them")] = False,
-) -> None:
-    """Remove old images that none of your runs uses, and leftovers of killed builds."""
-    from slurmddp.errors import UserError
-    from slurmddp.images.inventory import held, removable, remove
-    from slurmddp.launch.image import used_images
-    from slurmddp.report.images import removal
-
-    with held(folder) as opened:
-        found = removable(opened, keep, used_images())
-        for path in (path for item in found for path in item.paths if yes):
-            try:
-                remove(path)
-            except OSError as error:
-                raise UserError(f"cannot remove {path.name}: {error.strerror}", where=str(folder)) from None
-    typer.echo(removal(found, done=yes))

@@ -1,4 +1,4 @@
-"""attach, forward, stacks, profile: a look into a running job."""
+"""debug shell, port, stacks, profile: a look into a running job."""
 
 import os
 from typing import Annotated
@@ -13,13 +13,15 @@ from slurmddp.styled import labelled
 
 def register(app: App) -> None:
     """Put the group's commands on the app."""
-    app.add("Runs", attach, example="slurmddp attach last --node node2 -- nvidia-smi")
-    app.add("Runs", forward, example="slurmddp forward last 6006")
-    app.add("Runs", stacks, example="slurmddp stacks last")
-    app.add("Runs", profile, example="slurmddp profile last --steps 10")
+    group = App(help="Look into a running job: a shell, a port, stacks, a profile")
+    group.add(None, shell, example="slurmddp debug shell last --node node2 -- nvidia-smi")
+    group.add(None, port, example="slurmddp debug port last 6006")
+    group.add(None, stacks, example="slurmddp debug stacks last")
+    group.add(None, profile, example="slurmddp debug profile last --steps 10")
+    app.add_typer(group, name="debug", rich_help_panel="Runs")
 
 
-def attach(
+def shell(
     run: Run = LAST,
     command: Annotated[
         list[str] | None, typer.Argument(metavar="-- COMMAND", help="Command to run in place of a shell, after RUN --")
@@ -30,15 +32,14 @@ def attach(
 ) -> None:
     """Open a shell beside the ranks of a running job: same node, image, binds and environment."""
     from slurmddp.launch.find import find_own_run
-    from slurmddp.launch.inside import attach as prepared
-    from slurmddp.launch.inside import become
+    from slurmddp.launch.inside import attach, become
 
-    become(*prepared(find_own_run(run, os.environ, to="look into its job"), node, command or (), os.environ))
+    become(*attach(find_own_run(run, os.environ, to="look into its job"), node, command or (), os.environ))
 
 
-def forward(
+def port(
     run: Run,
-    port: Annotated[int, typer.Argument(metavar="PORT", help="Port on the node", min=1, max=65535)],
+    number: Annotated[int, typer.Argument(metavar="PORT", help="Port on the node", min=1, max=65535)],
     node: Annotated[
         str | None, typer.Option(metavar="NAME", help="Node of the port  [default: the first of the attempt]")
     ] = None,
@@ -54,10 +55,10 @@ def forward(
     from slurmddp.launch.inside import become
 
     folder = find_own_run(run, os.environ, to="look into its job")
-    words, environment = forwarding.command(folder, node, port, os.environ)
-    if stdio:  # the end of `slurmddp --host ... forward` on the login node
+    words, environment = forwarding.command(folder, node, number, os.environ)
+    if stdio:  # the end of `slurmddp --host ... debug port` on the login node
         become(words, environment)
-    accepts = forwarding.listen(local_port or port)
+    accepts = forwarding.listen(local_port or number)
     forwarding.forward(accepts, words, environment, lambda: forwarding.say_address(accepts, opt.say))
 
 

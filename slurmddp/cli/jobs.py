@@ -1,4 +1,4 @@
-"""submit, run, render, plan, init: from a job to its scripts and its run."""
+"""submit, resume, rerun, run, init, import: from a job to its scripts and its run."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,31 +12,31 @@ from slurmddp.cli.terminal import Progress, write_exactly, write_line
 from slurmddp.styled import labelled
 
 if TYPE_CHECKING:
+    from slurmddp.errors import UserError
     from slurmddp.launch.dry_run import DryRun
     from slurmddp.launch.init import Made
     from slurmddp.launch.prepare import Prepared
+
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Check the job and print its summary and scripts; write and submit nothing")
+]
 
 
 def register(app: App) -> None:
     """Put the group's commands on the app."""
     app.add("Jobs", init, example="slurmddp init job.yaml --site leonardo")
     app.add("Jobs", import_, name="import", example="slurmddp import train.sbatch -o job.yaml")
-    app.add("Jobs", plan, example="slurmddp plan job.yaml --nodes 8")
     app.add("Jobs", submit, example="slurmddp submit train.py --nodes 4 --image image.sif -- --lr 3e-4")
     app.add("Jobs", resume, example="slurmddp resume last --nodes 3")
     app.add("Jobs", rerun, example="slurmddp rerun last")
     app.add("Jobs", run, example="slurmddp run train.py --ranks 2")
-    app.add("Jobs", render)
 
 
 @opt.job_command()
 def submit(
     asked: opt.Asked,
     resume: opt.Resume = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Check the job and print its summary and scripts; write and submit nothing"),
-    ] = False,
+    dry_run: DryRunOption = False,
     full: Annotated[bool, typer.Option("--full", help="With --dry-run: also print all shell functions")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout")] = False,
     explain: opt.Explain = None,
@@ -86,13 +86,18 @@ def _hand_over(prepared: "Prepared", *, as_json: bool, repeats: str | None = Non
 
 
 @opt.job_command(without=("job", "args", "module"))
-def resume(asked: opt.Asked, run: Run = LAST, yes: Yes = False, as_json: Json = False) -> None:
+def resume(
+    asked: opt.Asked, run: Run = LAST, dry_run: DryRunOption = False, yes: Yes = False, as_json: Json = False
+) -> None:
     """Continue a run from its newest checkpoint, in a new run. The same as `submit --resume RUN`. A script of your own
     gets the checkpoint folders of the older runs in SLURMDDP_RESUME_FROM."""
     import os
 
     from slurmddp.launch.find import find_run
 
+    if dry_run:
+        _dry_run(asked, run, as_json=as_json, full=False)
+        return
     confirm(run, find_run(run, os.environ), "resume", yes=yes)
     _hand_over(asked.prepare(strict=True, resume=run), as_json=as_json)
 
@@ -102,6 +107,7 @@ def rerun(
     workdir: Annotated[
         str | None, typer.Option(metavar="submit|run|DIR", help="Where your script runs, if not where it ran before")
     ] = None,
+    dry_run: DryRunOption = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -113,24 +119,27 @@ def rerun(
 
     todo = "read its job file, then submit it: slurmddp submit RUN_FOLDER/job.yaml"
     folder = find_own_run(run, os.environ, to="run its code with your account", todo=todo)
-    confirm(run, folder, "rerun", yes=yes)
-    _hand_over(prepare_again(folder, os.environ, opt.say, workdir=workdir), as_json=as_json, repeats=folder.id)
+    if not dry_run:
+        confirm(run, folder, "rerun", yes=yes)
+    prepared = prepare_again(folder, os.environ, opt.say, workdir=workdir)
+    if dry_run:
+        _show_what_submit_does(prepared, as_json=as_json)
+    else:
+        _hand_over(prepared, as_json=as_json, repeats=folder.id)
 
 
 def _dry_run(asked: opt.Asked, resume: str | None, *, as_json: bool, full: bool) -> None:
     """Show what `submit` would write and run, or say why it would refuse the job."""
-    from slurmddp.errors import UserError, together
+    prepared, refused = asked.prepare_or_refuse(resume)
+    _show_what_submit_does(prepared, refused, as_json=as_json, full=full)
+
+
+def _show_what_submit_does(
+    prepared: "Prepared", refused: "UserError | None" = None, *, as_json: bool, full: bool = False
+) -> None:
+    from slurmddp.errors import together
     from slurmddp.launch.dry_run import dry_run
 
-    refused = None
-    try:
-        prepared = asked.prepare(strict=True, resume=resume)
-    except UserError as error:
-        refused = error
-        try:
-            prepared = asked.prepare(strict=False, resume=resume)
-        except UserError:  # there is no job to show, and the first error lists more
-            raise refused from None
     found = dry_run(prepared, refused)
     if as_json:
         typer.echo(opt.json_text(found.as_dict(prepared)))
@@ -191,79 +200,6 @@ def run(
     raise typer.Exit(code)
 
 
-@opt.job_command()
-def plan(
-    asked: opt.Asked,
-    resume: opt.Resume = None,
-    per_node: Annotated[
-        bool,
-        typer.Option("--per-node", help="Print each node's torchrun command, for clusters without Slurm"),
-    ] = False,
-    head: Annotated[
-        str | None, typer.Option(metavar="HOST", help="Host name of the first node, for --per-node [default: HEAD]")
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(metavar="PORT", help="Rendezvous port, for --per-node [default: 29400]", min=1024, max=65535),
-    ] = None,
-    mtbf: Annotated[
-        float | None,
-        typer.Option(
-            metavar="HOURS",
-            help="Hours between failures of one node: estimate the share of the time that trains, also on more nodes",
-        ),
-    ] = None,
-    explain: opt.Explain = None,
-) -> None:
-    """Show what a job would do: ranks, global batch, recovery from faults, GPU-hours."""
-    from slurmddp.errors import UserError
-
-    for option, value in (("--head", head), ("--port", port)):
-        if value is not None and not per_node:
-            raise UserError(f"{option} needs --per-node", todo=f"add --per-node, or remove {option}")
-    if mtbf is not None and not 0 < mtbf < float("inf"):
-        raise UserError(f"--mtbf: {mtbf:g} is not a number of hours above 0")
-    prepared = asked.prepare(strict=False, resume=resume)
-    if explain:
-        opt.show_explanation(prepared, explain)
-        return
-    if per_node:
-        from slurmddp.render.per_node import node_commands
-
-        typer.echo("\n".join(node_commands(prepared.plan, head or "HEAD", port or 29400)))
-        return
-    from slurmddp.launch.problems import absent_inputs, driver_verdict
-    from slurmddp.report.plan import plan_report
-
-    for problem in absent_inputs(prepared):
-        opt.say(labelled("warning", f"{problem.what} on this machine"))
-    verdict = driver_verdict(prepared)
-    if verdict is not None:
-        opt.say(labelled("warning" if verdict.kind == "impossible" else "note", f"CUDA: {verdict.why}"))
-    typer.echo(plan_report(prepared.plan, prepared.resolved))
-    if mtbf is not None:
-        from slurmddp.report.useful_share import useful_share_lines
-
-        for line in ["", *useful_share_lines(prepared.plan, prepared.resolved.job.checkpoint, mtbf)]:
-            typer.echo(line)
-
-
-@opt.job_command()
-def render(
-    asked: opt.Asked,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to")] = Path(
-        "rendered"
-    ),
-) -> None:
-    """Write a job's scripts, code and resolved job file to a folder, to review or to run by hand."""
-    prepared = asked.prepare(strict=False)
-    opt.show_notes(prepared)
-    from slurmddp.launch.write import write_rendered
-
-    for path in write_rendered(prepared, output, opt.say):
-        typer.echo(path)
-
-
 def init(
     path: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="File to write; it must not exist yet")] = Path(
         "job.yaml"
@@ -278,13 +214,13 @@ def init(
     made = write_job_file(path, site, task, script)
     typer.echo(path)
     _say_site(made, "init")
-    opt.say(f"next    slurmddp plan {path}")
+    opt.say(f"next    slurmddp check {path}")
 
 
 def _say_site(made: "Made", command: str) -> None:
     opt.say(f"site    {made.site} ({made.why})")
     if made.guessed:
-        opt.say(f"`slurmddp sites` lists all sites; `slurmddp {command} --site NAME` selects another one")
+        opt.say(f"`slurmddp site` lists all sites; `slurmddp {command} --site NAME` selects another one")
 
 
 def import_(

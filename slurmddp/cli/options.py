@@ -125,6 +125,21 @@ class Asked(NamedTuple):
 
         return prepare(self.request(strict=strict, resume=resume, inside=inside))
 
+    def prepare_or_refuse(self, resume: str | None) -> "tuple[Prepared, UserError | None]":
+        """Prepare the job as `submit` does or, where it has mistakes, as far as it can be shown; and the mistakes.
+
+        Raises UserError where there is no job to show.
+        """
+        from slurmddp.errors import UserError
+
+        try:
+            return self.prepare(strict=True, resume=resume), None
+        except UserError as refused:
+            try:
+                return self.prepare(strict=False, resume=resume), refused
+            except UserError:  # the first error lists more
+                raise refused from None
+
     def request(self, *, strict: bool = True, resume: str | None = None, inside: bool = False) -> "Request":
         """Return what is prepared."""
         from slurmddp.launch.prepare import Request
@@ -232,7 +247,7 @@ def show_notes(prepared: "Prepared", known: "Sequence[UserError]" = ()) -> None:
         say(labelled(note.level, note.text))
     if any(not fact.verified for fact in prepared.resolved.site.facts.values()):
         name, level = prepared.plan.site, prepared.resolved.site.level
-        say(f"note: the profile of {name} ({level}) has unverified values: `slurmddp sites {name}` lists them")
+        say(f"note: the profile of {name} ({level}) has unverified values: `slurmddp site {name}` lists them")
 
 
 def show_explanation(prepared: "Prepared", key: str) -> None:

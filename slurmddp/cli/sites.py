@@ -1,4 +1,4 @@
-"""sites: which profiles there are, what one says, and which one this host uses; schema: the formats of the files."""
+"""site: which profiles there are, what one says, and which one this host uses; schema: the formats of the files."""
 
 import os
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +17,7 @@ Name = Annotated[str, typer.Argument(metavar="SITE", help="A name, or a YAML fil
 
 
 class SitesGroup(Group):
-    """`sites` alone lists, and `sites NAME` shows."""
+    """`site` alone lists, and `site NAME` shows."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the command in that is left out."""
@@ -40,17 +40,17 @@ def register(app: App) -> None:
     group = App(
         cls=SitesGroup,
         help="List, show, compare, detect and validate site profiles",
-        epilog="Without a command: list. `slurmddp sites NAME` is short for `slurmddp sites show NAME`",
+        epilog="Without a command: list. `slurmddp site NAME` is short for `slurmddp site show NAME`",
     )
     group.add(None, list_sites, name="list")
-    group.add(None, show, example="slurmddp sites show leonardo --explain")
-    group.add(None, diff, example="slurmddp sites diff leonardo snellius")
+    group.add(None, show, example="slurmddp site show leonardo --explain")
+    group.add(None, diff, example="slurmddp site diff leonardo snellius")
     group.add(None, detect)
-    group.add(None, validate, example="slurmddp sites validate mine.yaml")
-    group.add(None, init, example="slurmddp sites init --probe --account physics")
-    group.add(None, bad_nodes, name="bad-nodes", example="slurmddp sites bad-nodes --add node17 --reason 'slow disk'")
-    app.add_typer(group, name="sites", rich_help_panel="Sites and alerts")
-    app.add("Jobs", schema, example="slurmddp schema job > job.schema.json")
+    group.add(None, validate, example="slurmddp site validate mine.yaml")
+    group.add(None, init, example="slurmddp site init --probe --account physics")
+    group.add(None, bad_nodes, name="bad-nodes", example="slurmddp site bad-nodes --add node17 --reason 'slow disk'")
+    app.add_typer(group, name="site", rich_help_panel="Sites and alerts")
+    app.add(None, schema, hidden=True, example="slurmddp schema job > job.schema.json")
 
 
 def _catalogue() -> "Catalogue":
@@ -225,7 +225,7 @@ def bad_nodes(
     found = known.bad_nodes(profile.name, profile.exclude_bad_nodes_for, time.time())
     if forget is not None:
         if forget not in [each.node for each in found]:
-            raise UserError(f"{forget} is not a bad node of site {profile.name}", todo="`slurmddp sites bad-nodes`")
+            raise UserError(f"{forget} is not a bad node of site {profile.name}", todo="`slurmddp site bad-nodes`")
         known.forget(profile.name, forget)
         found = [each for each in found if each.node != forget]
     if as_json:

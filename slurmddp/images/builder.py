@@ -227,7 +227,7 @@ def _drafts(target: Path) -> Iterator[tuple[Path, int]]:
     """A folder beside the target for all that is in the making; gone afterwards. And a file in it that is locked.
 
     Nobody else can enter it: in a folder that others can write to, they could lay a link in a draft's place, and
-    remove the lock file beside the target. By the locked file, `image gc` knows that the build is running.
+    remove the lock file beside the target. By the locked file, `clean --images` knows that the build is running.
     """
     folder = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     with writing(target):

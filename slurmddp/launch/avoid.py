@@ -16,7 +16,7 @@ from slurmddp.slurm.client import ask
 _PART = 10
 _SECONDS = 20.0
 _SHOWN = 3
-_LIST = "`slurmddp sites bad-nodes` lists them"
+_LIST = "`slurmddp site bad-nodes` lists them"
 #: The user has chosen nodes, or a part of the cluster of which nobody knows how many nodes are left.
 _CHOSEN = ("--nodelist", "--nodefile", "--reservation", "--clusters")
 
@@ -59,7 +59,7 @@ def avoid(prepared: Prepared) -> Avoided:
 
 def _line(bad: BadNode, now: float) -> str:
     source = f"run {bad.run}, " if bad.run else ""
-    todo = f"`slurmddp sites bad-nodes --forget {bad.node}` allows it again"
+    todo = f"`slurmddp site bad-nodes --forget {bad.node}` allows it again"
     return f"node {bad.node} is excluded: {bad.reason} ({source}{clock(now - bad.time)} ago); {todo}"
 
 

@@ -137,7 +137,7 @@ def _require_slurm() -> None:
 
 
 def _log_path(target: Path, token: str) -> Path:
-    """Return the path of the job's log, next to the image; `slurmddp image gc` knows the name. Raises UserError."""
+    """Return the path of the job's log, beside the image; `clean --images` knows the name. Raises UserError."""
     if "\\" in str(target):  # sbatch cannot be told of such a path
         todo = "put the image in another folder"
         raise UserError(f"the image path {str(target)!r} contains a backslash", where="--on-node", todo=todo)

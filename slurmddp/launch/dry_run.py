@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from slurmddp.assets import package_folder
-from slurmddp.errors import ElsewhereError, UserError, each_once, together
+from slurmddp.errors import UserError, each_once, together
 from slurmddp.launch.avoid import avoid
+from slurmddp.launch.facts import plan_facts
 from slurmddp.launch.job_check.rule import advice
 from slurmddp.launch.prepare import Prepared
-from slurmddp.launch.problems import refusals
+from slurmddp.launch.problems import refusals, unknown_here
 from slurmddp.launch.submit import command_line, still_going
 from slurmddp.launch.workdir import files_before, relative_paths, shared_files
 from slurmddp.launch.write import run_files, survey_project
@@ -53,17 +53,8 @@ class DryRun(NamedTuple):
     def as_dict(self, prepared: Prepared) -> dict[str, Any]:
         """Return the dry run for --json; docs/files.md has the keys."""
         plan, refusal = prepared.plan, together(self.refusals) if self.refusals else None
-        batch = plan.batch._asdict() if plan.batch else {}
         return {
-            "name": plan.name,
-            "site": plan.site,
-            "scheduler": plan.scheduler,
-            "nodes": {"min": plan.nodes.min, "max": plan.nodes.max, "spares": plan.nodes.spares},
-            "ranks": {"total": plan.nodes.world, "per_node": plan.nodes.ranks_per_node},
-            "batch": {"global": batch.pop("total"), **batch} if batch else None,
-            "time": plan.time,
-            "image": plan.container.image,
-            "gpu_hours": plan.gpu_hours,
+            **plan_facts(plan),
             "run_folder": str(self.folder.path),
             "command": list(self.command),
             "scripts": self.scripts,
@@ -88,8 +79,7 @@ def dry_run(prepared: Prepared, refused: UserError | None = None) -> DryRun:
     plan = prepared.plan
     files = run_files(prepared, RUN_ID)
     found_here = each_once([*(refused.parts if refused else ()), *refusals(prepared, program=refused is None)])
-    elsewhere = plan.scheduler == "slurm" and not plan.inside and shutil.which("sbatch") is None
-    unchecked = [error for error in found_here if elsewhere and isinstance(error, ElsewhereError)]
+    unchecked = unknown_here(plan, found_here)
     refused_here = [error for error in found_here if error not in unchecked]
     variables = {name: os.environ[name] for name in plan.environment_from if os.environ.get(name)}
     try:

@@ -1,4 +1,4 @@
-"""`slurmddp forward`: a port of a node of a running job, such as TensorBoard's, on this machine."""
+"""`slurmddp debug port`: a port of a node of a running job, such as TensorBoard's, on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`slurmddp attach`, `forward` and `stacks`: what runs beside the ranks of a running job, on their nodes."""
+"""`slurmddp debug shell`, `forward` and `stacks`: what runs beside the ranks of a running job, on their nodes."""
 
 from __future__ import annotations
 

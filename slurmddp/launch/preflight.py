@@ -1,4 +1,4 @@
-"""`slurmddp preflight`: a job of the same shape that checks its nodes and their network, and ends."""
+"""`slurmddp check --preflight`: a job of the same shape that checks its nodes and their network, and ends."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,12 @@ def refuse_problems(prepared: Prepared, *, program: bool = True) -> None:
     """Raise one UserError that lists all refusals."""
     if found := refusals(prepared, program=program):
         raise together(found)
+
+
+def unknown_here(plan: Plan, errors: Iterable[UserError]) -> list[UserError]:
+    """Return those of the refusals that only a login node of the cluster can tell, where this machine is none."""
+    elsewhere = plan.scheduler == "slurm" and not plan.inside and shutil.which("sbatch") is None
+    return [error for error in errors if elsewhere and isinstance(error, ElsewhereError)]
 
 
 def problems(prepared: Prepared, *, program: bool = True) -> Iterator[UserError]:

@@ -1,4 +1,4 @@
-"""`slurmddp profile`: ask the ranks of a running job for a profile, and wait for its traces."""
+"""`slurmddp debug profile`: ask the ranks of a running job for a profile, and wait for its traces."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ask_for_profile(folder: OwnRun, steps: int, *, all_ranks: bool) -> int:
     if not folder.job_json.exists():
         raise UserError(
             f"run {folder.id} runs your own script, whose steps slurmddp does not control",
-            todo="use torch.profiler in the script, or `slurmddp stacks`",
+            todo="use torch.profiler in the script, or `slurmddp debug stacks`",
         )
     if folder.profile_request.exists():
         raise UserError(

@@ -1,4 +1,4 @@
-"""`slurmddp rehearse`: does this job survive its time limit and a crashed rank on this cluster? Breaks one to see."""
+"""`check --rehearse`: does this job survive its time limit and a crashed rank on this cluster? Breaks one to see."""
 
 from __future__ import annotations
 

@@ -31,9 +31,7 @@ from slurmddp.spec.resolve import REMOTE_DIR
 from slurmddp.styled import labelled
 
 #: Commands that read the project: they get a copy of it first.
-_READ_PROJECT = frozenset(
-    ("submit", "resume", "run", "plan", "render", "check", "preflight", "rehearse", "sweep", "build-image", "alert")
-)
+_READ_PROJECT = frozenset(("submit", "resume", "run", "check", "sweep", "build-image", "alert"))
 #: Commands that submit jobs: they finish although the connection is lost.
 _SUBMIT = frozenset(("submit", "resume", "rerun", "sweep"))
 #: Commands that write a file of the project, which lies on this machine.
@@ -152,7 +150,7 @@ def run(
     )
     if command == "report":
         return _report(login, asked.words[1:], lost)
-    if command == "forward" and _forward(login, asked.words[1:], say):
+    if asked.words[:2] == ["debug", "port"] and _forward(login, asked.words[2:], say):
         return 0
     mode = "submit" if command in _SUBMIT else "run"
     checked = "" if command in _READ_PROJECT else version()
@@ -304,7 +302,7 @@ def _forward(login: _Login, words: Sequence[str], say: Callable[[str], None]) ->
         return False  # the command says there what is wrong
     accepts = forward.listen(int(port))
     node = ("--node", ours.node) if ours.node else ()
-    there = login.command("run", ["forward", ours.run, ours.port, *node, "--stdio"], version())
+    there = login.command("run", ["debug", "port", ours.run, ours.port, *node, "--stdio"], version())
     forward.forward(accepts, there, None, lambda: forward.say_address(accepts, say))
     return True
 

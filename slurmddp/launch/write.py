@@ -1,4 +1,4 @@
-"""The files of a run: what is written into a run folder, or by `slurmddp render` anywhere."""
+"""The files of a run: what is written into a run folder, or by `slurmddp check --write` anywhere."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _absent(found: Survey, script: str, no_code: Iterable[Path]) -> Iterator[str
 
 
 def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None]) -> list[Path]:
-    """Write the files of `slurmddp render`, and return their paths: all that job.sh needs to run from this folder.
+    """Write the files of `check --write`, and return their paths: all that job.sh needs to run from this folder.
 
     Whatever is there and differs is not overwritten. Raises UserError for that, and where the folder cannot be written.
     """
@@ -121,7 +121,7 @@ def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None])
         if different:
             raise UserError(
                 f"{different[0]} exists with different content",
-                todo="choose another folder with -o, or remove that file",
+                todo="choose another folder with --write, or remove that file",
             )
         for name, text in files.items():
             make_folder((folder / name).parent)
@@ -136,7 +136,7 @@ def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None])
         if not own.key.exists():
             write_key(own.key)
     except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}", todo="choose another folder: -o DIR") from None
+        raise UserError(f"cannot write to {folder}: {error.strerror}", todo="choose another one: --write DIR") from None
     return [*(folder / name for name in files), own.code_archive]
 
 

@@ -34,7 +34,7 @@ def plan_alerts(resolved: Resolved, context: Context) -> tuple[AlertsPlan | None
         return None, []
     leave = _leave(resolved)
     if leave == "login" and resolved.site.scheduler == "slurm":
-        text = "nodes of this site cannot send alerts: `slurmddp watch-alerts`, or the next command, sends them"
+        text = "nodes of this site cannot send alerts: `slurmddp alert watch`, or the next command, sends them"
         notes.append(Note("note", text))
     return AlertsPlan(tuple(targets), leave, resolved.site.alerts.proxy), notes
 

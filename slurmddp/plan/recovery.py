@@ -37,7 +37,7 @@ def plan_recovery(
         raise UserError(
             f"{'a step of another job' if inside else f'a job of site {site.name}, without Slurm,'} has no preflight",
             where=resolved.location(*(("recovery", "preflight") if inside else ("site",))),
-            todo="submit it to a cluster: --site NAME (`slurmddp sites` lists all)",
+            todo="submit it to a cluster: --site NAME (`slurmddp site` lists all)",
         )
     notes = []
     if nodes.elastic and "--no-kill" in site.unsupported_flags:

@@ -204,7 +204,7 @@ class LinksProbed(NamedTuple):
 
 
 class Profiled(NamedTuple):
-    """traces of torch.profiler were written (`slurmddp profile`)
+    """traces of torch.profiler were written (`slurmddp debug profile`)
 
     step: the first step in them
     last: the last one

@@ -14,12 +14,12 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
     """One shell line a node. `head`: host name or address of node 0, reachable from all the others."""
     program, nodes, layout = plan.program, plan.nodes, plan.layout
     if plan.srun is not None:
-        raise UserError("launch.mode srun needs Slurm's srun: plan --per-node cannot start it")
+        raise UserError("launch.mode srun needs Slurm's srun: check --per-node cannot start it")
     # torchrun itself counts GPUs; of cores, it would start a rank on each.
     ranks = str(nodes.ranks_per_node or ("gpu" if layout.gpus_per_node else "RANKS"))
     lines = [
         f"# {plan.name}: {nodes.max} node{'s' * (nodes.max > 1)}; the first is {head}, with port {port}",
-        "# First write RUN_FOLDER, which all nodes must see at the same path: slurmddp render JOB.yaml -o RUN_FOLDER",
+        "# First write RUN_FOLDER, which all nodes see at the same path: slurmddp check JOB.yaml --write RUN_FOLDER",
     ]
     lines += [f"# First, on each node: {line}" for line in plan.setup]
     if program.own and plan.workdir != plan.cwd:
@@ -98,7 +98,7 @@ def _variables(plan: Plan) -> list[Variable]:
 def _container(plan: Plan) -> list[str]:
     container = plan.container
     if container.runtime == "pyxis":
-        raise UserError("container.runtime pyxis needs Slurm's srun: plan --per-node cannot start it")
+        raise UserError("container.runtime pyxis needs Slurm's srun: check --per-node cannot start it")
     if container.image is None:
         return []
     binds = [word for bind in container.binds for word in ("--bind", bind.spec)]

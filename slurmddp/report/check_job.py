@@ -26,6 +26,6 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         when = offer["start"] or (one_line(offer["refusal"]) if offer["refusal"] else "Slurm does not say when")
         yield f"partition {offer['partition']:<16} {when}"
     for why in found["not_checked"]:
-        yield f"not checked, Slurm does not answer: {one_line(why)}"
+        yield f"not checked: {one_line(why)}"
     start = f"; Slurm would start it at {found['start']}" if found["start"] else ""
     yield f"job {found['job']}, {found['rules']} rules: {total(found['counts'])}{start}"

@@ -89,5 +89,11 @@ def removal(found: Sequence[Removable], *, done: bool) -> str:
         return "nothing to remove"
     lines = [one_line(f"{item.paths[0].name}  {human(item.bytes)}  {item.why}") for item in found]
     total = human(sum(item.bytes for item in found))
-    lines.append(f"removed: {total}" if done else f"would remove {total}; --yes removes them")
+    lines.append(f"removed: {total}" if done else f"to remove: {total}")
     return "\n".join(lines)
+
+
+def removal_dict(found: Sequence[Removable], *, done: bool) -> dict[str, Any]:
+    """Return the same for --json: names in the folder."""
+    items = [{"files": [path.name for path in item.paths], "bytes": item.bytes, "why": item.why} for item in found]
+    return {"removed": items, "bytes": sum(item.bytes for item in found), "done": done}

@@ -73,7 +73,7 @@ def between_failures(history: History, nodes: int) -> float:
 
 
 def interval_lines(plan: Plan, wanted: Checkpoint) -> list[str]:
-    """Return one line of `slurmddp plan`, or none if no earlier run of this name was measured."""
+    """Return one line of `slurmddp check`, or none if no earlier run of this name was measured."""
     if plan.runtime_job is None:
         return []
     history = measured(earlier_runs(plan.name), time.time())

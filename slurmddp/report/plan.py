@@ -1,4 +1,4 @@
-"""`slurmddp plan`: the arithmetic of a job, for people."""
+"""`slurmddp check`: the arithmetic of a job, for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`slurmddp stacks`: where the ranks are in their Python code."""
+"""`slurmddp debug stacks`: where the ranks are in their Python code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to a run after a fault, and who gets an alert: lines of `slurmddp plan`."""
+"""What happens to a run after a fault, and who gets an alert: lines of `slurmddp check`."""
 
 from __future__ import annotations
 

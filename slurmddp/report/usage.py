@@ -1,4 +1,4 @@
-"""`slurmddp du` and `slurmddp clean`: what runs take on disk, and what of it is to be removed."""
+"""`slurmddp clean` and `slurmddp clean`: what runs take on disk, and what of it is to be removed."""
 
 from __future__ import annotations
 

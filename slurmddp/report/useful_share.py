@@ -1,4 +1,4 @@
-"""`slurmddp plan --mtbf`: how much of the time trains on more and more nodes, from what earlier runs measured."""
+"""`slurmddp check --mtbf`: how much of the time trains on more and more nodes, from what earlier runs measured."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def useful_share(work: float, stall: float, recovery: float, between: float) -> 
 
 
 def useful_share_lines(plan: Plan, wanted: Checkpoint, mtbf: float) -> list[str]:
-    """Return the lines of `slurmddp plan --mtbf`. mtbf: hours between failures of one node. Raises UserError."""
+    """Return the lines of `slurmddp check --mtbf`. mtbf: hours between failures of one node. Raises UserError."""
     folders = earlier_runs(plan.name)
     history = measured(folders, time.time())
     if history is None:
         raise UserError(
             f"--mtbf: no earlier run of {plan.name} has saved a checkpoint, so nothing is measured",
-            todo="measure it with a short run, or with `slurmddp rehearse JOB.yaml`",
+            todo="measure it with a short run, or with `slurmddp check JOB.yaml --rehearse`",
         )
     recovery, how = _recovery(folders)
     # A failure also loses a save that is still being written.

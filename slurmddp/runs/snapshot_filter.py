@@ -22,7 +22,7 @@ def is_image(name: str) -> bool:
 
 def is_run_folder(path: Path) -> bool:
     """Return whether this is a run folder of ours: whole (a manifest that says so, and what a job has), half made, or
-    rendered by `slurmddp render`.
+    rendered by `slurmddp check --write`.
     """
     if _PART.fullmatch(path.name) or all(os.path.lexists(path / name) for name in ("rendezvous.key", "job.sh")):
         return True

@@ -1,4 +1,4 @@
-"""`slurmddp profile`: torch.profiler over some steps of a running job, on the ranks that were asked for."""
+"""`slurmddp debug profile`: torch.profiler over some steps of a running job, on the ranks that were asked for."""
 
 from __future__ import annotations
 

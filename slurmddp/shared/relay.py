@@ -1,4 +1,4 @@
-"""Connections to a port of a node, all in one stream: `slurmddp forward`. Standard library only.
+"""Connections to a port of a node, all in one stream: `slurmddp debug port`. Standard library only.
 
 On the node, `python -m slurmddp.shared.relay PORT` connects to the port for each connection that is accepted beside
 the user; its standard input and output are the stream. The stream is made of frames: a kind, the connection's number,

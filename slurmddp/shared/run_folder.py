@@ -89,7 +89,7 @@ class RunFolder:
 
     @property
     def profile_request(self) -> Path:
-        """The request of `slurmddp profile`, until rank 0 has read it."""
+        """The request of `slurmddp debug profile`, until rank 0 has read it."""
         return self.path / "profile.json"
 
     def profile_trace(self, attempt: int, step: int, rank: int) -> Path:

@@ -132,7 +132,7 @@ prepare() {
   unset -v setup binds devices command values starter # arrays, which bash does not export: a variable of the user's may have such a name
 }
 
-# slurmddp attach and forward: a command with the ranks' variables; -m MODULE is run by their Python
+# slurmddp debug shell and port: a command with the ranks' variables; -m MODULE is run by their Python
 prepare_attach() {
   if [[ -n "$environment_from" ]]; then read_secrets; fi
   SLURMDDP_COMMAND=("${command[@]}")
@@ -191,7 +191,7 @@ run_preflight() {
   exit "$SLURMDDP_PREFLIGHT_CODE"
 }
 
-attach= # slurmddp attach: a command of the user's, beside the ranks. What is said before is not its output.
+attach= # slurmddp debug shell: a command of the user's, beside the ranks. What is said before is not its output.
 command=()
 if [[ "${SLURMDDP_STEP:-}" == attach ]]; then
   attach=yes

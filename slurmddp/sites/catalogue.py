@@ -62,7 +62,7 @@ class Catalogue:
         import difflib
 
         near = difflib.get_close_matches(name, self.names(), 3, 0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else "`slurmddp sites` lists all sites"
+        hint = f"did you mean {' or '.join(near)}?" if near else "`slurmddp site` lists all sites"
         raise UserError(f"unknown site {name!r}", todo=hint)
 
     def layered(self, name: str) -> Layered:

@@ -22,7 +22,7 @@ def problems(catalogue: Catalogue, name: str) -> list[str]:
     try:
         path = catalogue.path(name)
         if not path.is_file():
-            raise UserError("no such file", where=str(path), todo="`slurmddp sites` lists all profiles")
+            raise UserError("no such file", where=str(path), todo="`slurmddp site` lists all profiles")
         merged = catalogue.layered(name)
     except UserError as error:
         return [str(error)]

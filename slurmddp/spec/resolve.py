@@ -255,7 +255,7 @@ def _site_name(layers: Sequence[Document]) -> tuple[str, str] | None:
 def _no_site() -> tuple[str, str]:
     text = "no site selected, and no profile matches this host"
     if shutil.which("sbatch"):
-        todo = "`slurmddp sites init` writes a profile of this cluster, in seconds; or try --site generic"
+        todo = "`slurmddp site init` writes a profile of this cluster, in seconds; or try --site generic"
     else:
-        todo = "use --site NAME, or `site: NAME` in the job file. `slurmddp sites` lists all; try generic"
+        todo = "use --site NAME, or `site: NAME` in the job file. `slurmddp site` lists all; try generic"
     raise UserError(text, todo=todo)

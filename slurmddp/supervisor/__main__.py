@@ -10,7 +10,7 @@ import sys
 #: The exit code for a copy of the code that is not complete, which job.sh tells of.
 INCOMPLETE = 97
 #: The module of each program. job: on the batch host. guard: there, or on each node. sweep: on the nodes of an attempt.
-#: watchdog: a job of its own. alert: sends one. ranks: on their nodes, for `slurmddp stacks` and `rehearse`. node,
+#: watchdog: a job of its own. alert: sends one. ranks: on their nodes, for `debug stacks` and `check --rehearse`. node,
 #: fail: for node.sh. save: beside the job, finds what the ranks may load.
 PROGRAMS = {
     "job": "order",

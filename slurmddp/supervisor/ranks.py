@@ -1,4 +1,4 @@
-"""The ranks of an attempt on this node, as `slurmddp stacks` and `slurmddp rehearse` ask for them.
+"""The ranks of an attempt on this node, as `slurmddp debug stacks` and `slurmddp check --rehearse` ask for them.
 
 Each rank has memory for its stacks (slurmddp/runtime/watch/own_stacks.py), which grows by "ask": a thread of the rank
 answers there. Where none does, because other code keeps the interpreter locked, SIGURG has the kernel interrupt the

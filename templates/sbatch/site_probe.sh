@@ -1,5 +1,5 @@
 #!/bin/bash
-# slurmddp sites init --probe: says what this node has, as lines `slurmddp-probe KEY VALUE`. It changes nothing.
+# slurmddp site init --probe: says what this node has, as lines `slurmddp-probe KEY VALUE`. It changes nothing.
 export LC_ALL=C
 
 say() { # KEY WORD...

@@ -244,9 +244,9 @@ def test_nodes_without_internet_leave_it_to_the_login_node(alice: Alice, inbox: 
     time.sleep(1)  # the key of a hang has its second
     alice.cluster.run(node, command)
     inbox.mode("error")
-    assert alice.command("watch-alerts", "--once", run.id, check=False).returncode == 1
+    assert alice.command("alert", "watch", "--once", run.id, check=False).returncode == 1
     inbox.mode("ok")
-    assert alice.command("watch-alerts", "--once").returncode == 0
+    assert alice.command("alert", "watch", "--once").returncode == 0
     assert inbox.kinds() == ["hang", "hang"]
     assert not list(Path(run.folder, "alerts/spool").iterdir())
 

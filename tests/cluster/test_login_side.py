@@ -47,7 +47,7 @@ def test_a_chain_of_jobs_is_one_run(alice: Alice) -> None:
     assert run.id in by_number.stdout, by_number.stderr
     said = alice.command("cancel", run.id, "--wait", timeout=90).stdout
     assert f"Job {chained['next_job']} is saving and will exit" in said and "cancelled by you, checkpoint saved" in said
-    ledger = json.loads(alice.command("goodput", run.id, "--json").stdout)
+    ledger = json.loads(alice.command("status", run.id, "--time", "--json").stdout)
     assert (ledger["jobs"], ledger["attempts"], ledger["recovered"]) == (2, 2, 0)
     assert round(sum(ledger["seconds"].values()), 3) == ledger["wall_seconds"]
 
@@ -100,7 +100,7 @@ def _released(run: Run) -> bool:
 @pytest.mark.long
 def test_a_range_of_nodes_begins_with_what_is_there(alice: Alice, fresh_cluster: Cluster) -> None:
     job = alice.job_file("range", resources={"nodes": {"min": 2, "max": 3, "spares": 1}, "ranks_per_node": 1})
-    plan = alice.command("plan", job).stdout
+    plan = alice.command("check", job).stdout
     assert re.search(r"^nodes +2 to 3, as many as are healthy, and 1 spare$", plan, re.MULTILINE), plan
     assert "2 nodes x 1 = 2 ranks, accumulation 2" in plan
     run = Run(alice.cluster, alice.program(SUBMIT, job))

@@ -20,7 +20,7 @@ def alice(cluster: Cluster, torch_image: str) -> Alice:
 def test_preflight_alone_checks_the_nodes_and_measures_their_network(alice: Alice) -> None:
     """Too slow for the floor that the job sets; nothing is trained, and status has the result."""
     job = alice.job_file("measured", network={"min_bandwidth": 1000})
-    done = alice.command("preflight", job, "--json", check=False, timeout=300)
+    done = alice.command("check", job, "--preflight", "--json", check=False, timeout=300)
     assert done.stdout, done.stderr
     told = json.loads(done.stdout)
     assert (done.returncode, told["passed"], told["excluded"]) == (0, True, {}), told
@@ -38,7 +38,7 @@ def test_preflight_alone_checks_the_nodes_and_measures_their_network(alice: Alic
 def test_a_clean_cluster_passes_twenty_times_of_twenty(alice: Alice) -> None:
     """Three nodes, with the measurement: nobody is named, in any of them."""
     job = alice.job_file("clean", network={"measure": True}, resources={"nodes": 3})
-    found = [json.loads(alice.command("preflight", job, "--json", timeout=300).stdout) for _ in range(20)]
+    found = [json.loads(alice.command("check", job, "--preflight", "--json", timeout=300).stdout) for _ in range(20)]
     wrong = [told for told in found if not told["passed"] or told["excluded"] or told["network"] is None]
     assert not wrong, wrong
     named = [line for told in found for line in told["lines"] if line.split()[1] not in ("ok", "warn")]
@@ -52,7 +52,7 @@ def test_the_node_with_the_slow_link_is_named_and_replaced(alice: Alice) -> None
     job = alice.job_file("slowed", network=limits, resources={"nodes": "2-3"})
     try:
         alice.cluster.slow_link("node3", None, rate="8mbit")
-        done = alice.command("preflight", job, "--json", check=False, timeout=300)
+        done = alice.command("check", job, "--preflight", "--json", check=False, timeout=300)
     finally:
         alice.cluster.slow_link("node3", None)
     assert done.stdout, done.stderr

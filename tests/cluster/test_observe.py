@@ -34,26 +34,26 @@ TERMINAL = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
 
 def look_inside(alice: Alice, run: str, waits: str, image: str) -> None:
     """`stacks` shows that rank 1 sleeps and rank 0 is in backward; `attach` is beside rank 1, in its image."""
-    told = json.loads(alice.command("stacks", run, "--json").stdout)
+    told = json.loads(alice.command("debug", "stacks", run, "--json").stdout)
     answers = [(each["rank"], each["answer"]) for each in told["ranks"]]
     assert (answers, told["missing"]) == ([(0, "asked"), (1, "asked")], []), told
     first, second = (each["threads"][0] for each in told["ranks"])
     assert told["ranks"][1]["node"] == waits
     assert second[-1].endswith(('plain.py", line 9 in <module>', 'plain.py", line 10 in <module>')), second
     assert "in backward" in first[-2] and first[-1].endswith('plain.py", line 11 in <module>'), first
-    other = alice.command("stacks", run, "--node", waits).stdout
+    other = alice.command("debug", "stacks", run, "--node", waits).stdout
     assert other.startswith(f"rank 1 on {waits}, process ") and "rank 0" not in other
     script = "import os, torch; print(*map(os.environ.get, ('SLURMDDP_NODE', 'GLOO_SOCKET_IFNAME')), torch.__version__)"
-    done = alice.command("attach", run, "--node", waits, "--", "python3", "-c", script)
+    done = alice.command("debug", "shell", run, "--node", waits, "--", "python3", "-c", script)
     assert done.stdout.split() == [waits, "ib0", "2.13.0+cpu"], done.stderr
-    done = alice.command("attach", run, "--", "sh", "-c", "echo $APPTAINER_CONTAINER; exit 7", check=False)
+    done = alice.command("debug", "shell", run, "--", "sh", "-c", "echo $APPTAINER_CONTAINER; exit 7", check=False)
     assert (done.returncode, done.stdout.strip()) == (7, image)
     typed = "tty; echo on $SLURMDDP_NODE; exit 5"
-    shell = f"(sleep 5; echo '{typed}'; sleep 5) | python3 -c '{TERMINAL}' slurmddp attach {run} --node {waits}"
+    shell = f"(sleep 5; echo '{typed}'; sleep 5) | python3 -c '{TERMINAL}' slurmddp debug shell {run} --node {waits}"
     done = alice.cluster.run("login", ["sh", "-c", shell], check=False)
     assert done.returncode == 5 and "/dev/pts/" in done.stdout and f"on {waits}" in done.stdout, done.stdout
     fetch_through(alice, run, waits)
-    refused = alice.command("attach", run, "--node", "node3", check=False)
+    refused = alice.command("debug", "shell", run, "--node", "node3", check=False)
     assert refused.returncode == 2 and "has no ranks on node node3" in refused.stderr
 
 
@@ -63,7 +63,8 @@ def fetch_through(alice: Alice, run: str, node: str) -> None:
         node, ["python3", "-m", "http.server", "7007", "-b", "127.0.0.1", "-d", "/home/alice/scripts"]
     )
     script = (
-        f"coproc slurmddp forward {run} 7007 --local-port 7070 --node {node} 2>&1; trap 'kill $COPROC_PID; wait' EXIT;"
+        f"coproc slurmddp debug port {run} 7007 --local-port 7070 --node {node} 2>&1;"
+        " trap 'kill $COPROC_PID; wait' EXIT;"
         " until [[ $line == http* ]]; do read -r line; done <&${COPROC[0]}; echo $line; curl -sSf --max-time 20 http://127.0.0.1:7070/plain.py"
     )
     try:
@@ -93,7 +94,7 @@ def assert_the_wait_is_no_training(alice: Alice, run: Run, waited: float) -> Non
     network = spent.get("network", 0)
     assert network > waited, spent
     assert json.loads(alice.command("status", run.id, "--json").stdout)["network_share"] > 0.5
-    found = json.loads(alice.command("goodput", run.id, "--json").stdout)
+    found = json.loads(alice.command("status", run.id, "--time", "--json").stdout)
     assert found["seconds"]["network"] == pytest.approx(network, abs=0.1)
     assert found["seconds"]["run"] == 0 < found["goodput"] < 0.2 and found["seconds"]["init"] > 0, found
     assert alice.command("doctor", run.id).stdout.startswith("no failure found")

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.long]
 KINDS = ("started", "requeued", "recovered", "hang", "warning", "stopping", "failed", "finished")
 KEEP = "SLURMDDP_OTHERS_KEEP"
 PATIENCE = 420
-COMMANDS = {"status": 60, "doctor": 120, "goodput": 60, "runs": 60}
+COMMANDS = {"status": 60, "doctor": 120, "status --time": 60, "runs": 60}
 
 
 @pytest.fixture(scope="session")
@@ -73,7 +73,7 @@ class Told:
         """Keep what each command says now."""
         for word, timeout in COMMANDS.items():
             words = [] if word == "runs" else [self.run.id]
-            self.looks[f"{when} {word}"] = self.command(word, *words, timeout=timeout)
+            self.looks[f"{when} {word}"] = self.command(*word.split(), *words, timeout=timeout)
         self.save()
 
     def status(self) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def test_a_killed_rank(other: Other, start: Any) -> None:
     word = {"went on": "recovered once", "from zero": "started again from step 1", "unknown": "unknown whether"}
     assert restarted["how"] == other.after_a_kill, restarted
     for when in ("restarted", "end"):
-        status, doctor, goodput = (told.looks[f"{when} {name}"] for name in ("status", "doctor", "goodput"))
+        status, doctor, goodput = (told.looks[f"{when} {name}"] for name in ("status", "doctor", "status --time"))
         assert killed in status and word[other.after_a_kill] in status, status
         assert killed in doctor and (went_on or word[other.after_a_kill] in doctor), doctor
         assert ("recovered once" in goodput) == ("recovered once" in status) == went_on, goodput

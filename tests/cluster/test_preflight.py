@@ -264,7 +264,7 @@ def test_the_spare_replaces_a_bad_node_and_the_next_job_avoids_it(alice: Alice, 
     assert started["nodes"].split() == ["node1", "node3"]
     assert next(row for row in rows if row["event"] == "preflight")["checked"] == 3
 
-    (known,) = json.loads(alice.command("sites", "bad-nodes", "--site", "remembers", "--json").stdout)
+    (known,) = json.loads(alice.command("site", "bad-nodes", "--site", "remembers", "--json").stdout)
     assert (known["node"], known["run"], known["reason"]) == (bad, run.id, excluded["reason"])
     again = alice.submit(
         alice.job_file("again", site="remembers", resources={**ONE_RANK_A_NODE, "nodes": 2}, train=train)

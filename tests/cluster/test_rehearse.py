@@ -1,4 +1,4 @@
-"""`slurmddp rehearse` on a real Slurm: a job that survives, and one whose checkpoints cannot be written."""
+"""`slurmddp check --rehearse` on a real Slurm: a job that survives, and one whose checkpoints cannot be written."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def alice(cluster: Cluster, torch_image: str) -> Alice:
 
 def rehearsed(alice: Alice, name: str, **changes: Any) -> tuple[int, dict[str, Any]]:
     job = alice.job_file(name, **{"train": {"steps": 100_000, "deterministic": True}, **changes})
-    done = alice.command("rehearse", job, "--json", check=False, timeout=400)
+    done = alice.command("check", job, "--rehearse", "--json", check=False, timeout=400)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 

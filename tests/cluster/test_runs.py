@@ -175,9 +175,9 @@ def test_interrupting_a_run_in_an_allocation_saves_first(alice: Alice) -> None:
 
 
 def by_hand(alice: Alice, folder: str, *words: str) -> tuple[list[str], list[str]]:
-    """The lines of `plan --per-node` for node1 and node2: of the preflight, and of the ranks."""
-    alice.command("render", *words, "-o", folder)
-    planned = alice.command("plan", *words, "--per-node", "--head", "node1").stdout
+    """The lines of `check --per-node` for node1 and node2: of the preflight, and of the ranks."""
+    alice.command("check", *words, "--write", folder)
+    planned = alice.command("check", *words, "--per-node", "--head", "node1").stdout
     lines = [line.replace("RUN_FOLDER", f"/home/alice/{folder}") for line in planned.splitlines() if line[0] != "#"]
     assert len(lines) == 4
     return lines[:2], lines[2:]

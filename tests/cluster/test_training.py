@@ -74,8 +74,8 @@ def steps(listed: str) -> list[int]:
 
 
 def time_of(alice: Alice, run: Run) -> dict[str, Any]:
-    """What `slurmddp goodput` says, which has to add up."""
-    found: dict[str, Any] = json.loads(alice.command("goodput", run.id, "--json").stdout)
+    """What `slurmddp status --time` says, which has to add up."""
+    found: dict[str, Any] = json.loads(alice.command("status", run.id, "--time", "--json").stdout)
     assert round(sum(found["seconds"].values()), 3) == found["wall_seconds"] == round(found["end"] - found["begin"], 3)
     assert found["end"] == pytest.approx(run.wait_for_event("job_ended")["time"], abs=0.002)
     assert all(found["seconds"][kind] > 0 for kind in ("queue", "image", "init", "training")), found
@@ -162,7 +162,7 @@ class TestStragglers:
 
     def test_steps_are_profiled_while_it_runs(self, alice: Alice, paced: Run) -> None:
         paced.wait_for_step(1)
-        found = json.loads(alice.command("profile", paced.id, "--steps", "3", "--all-ranks", "--json").stdout)
+        found = json.loads(alice.command("debug", "profile", paced.id, "--steps", "3", "--all-ranks", "--json").stdout)
         assert (found["last"] - found["step"], found["error"], len(found["files"])) == (2, "", 3), found
         assert all(alice.cluster.machine_path(path).stat().st_size > 1000 for path in found["files"])
         paced.wait_for_step(found["last"] + 1)

@@ -1,4 +1,4 @@
-"""`slurmddp forward` through the real node.sh, on a run of this machine."""
+"""`slurmddp debug port` through the real node.sh, on a run of this machine."""
 
 from __future__ import annotations
 
@@ -97,9 +97,9 @@ def test_a_port_of_the_node_is_a_port_of_this_machine(desk: Desk, echo: int) -> 
     port, _ = free_ports()
     with training(desk) as run:
         with socket.create_server(("127.0.0.1", port)):
-            refused = desk.command("forward", run.name, str(echo), "--local-port", str(port))
+            refused = desk.command("debug", "port", run.name, str(echo), "--local-port", str(port))
         assert (refused.code, refused.out) == (2, "") and f"port {port} cannot be used on this machine" in refused.err
-        with forwarding(desk, "forward", "last", str(echo), "--local-port", str(port)) as process:
+        with forwarding(desk, "debug", "port", "last", str(echo), "--local-port", str(port)) as process:
             assert said(process) == f"http://127.0.0.1:{port} leads to the node; Ctrl-C ends it\n"
             data = [os.urandom(size) for size in (0, 1, 3_000_000, 5_000_000)]
             with ThreadPoolExecutor(4) as pool:
@@ -109,13 +109,13 @@ def test_a_port_of_the_node_is_a_port_of_this_machine(desk: Desk, echo: int) -> 
             assert through(port, b"after") == b"after"
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 0 and said(process) == ""
-    over = desk.command("forward", "last", str(echo))
+    over = desk.command("debug", "port", "last", str(echo))
     assert over.code == 2 and "is not running: " in over.err
 
 
 def test_a_port_that_nobody_serves_and_the_end_of_the_run_are_told(desk: Desk) -> None:
     port, dead = free_ports()
-    with training(desk), forwarding(desk, "forward", "last", str(dead), "--local-port", str(port)) as process:
+    with training(desk), forwarding(desk, "debug", "port", "last", str(dead), "--local-port", str(port)) as process:
         said(process)
         assert through(port, b"") == b""
         assert f"has no program of yours on port {dead}: " in said(process)
@@ -150,7 +150,7 @@ def test_no_other_user_is_at_either_end(desk: Desk, echo: int) -> None:
     words = ("--local-port", str(port))
     who = "it belongs to another user, nobody (uid 65534)"
     with training(desk):
-        with forwarding(desk, "forward", "last", str(echo), *words) as process, contextlib.ExitStack() as stack:
+        with forwarding(desk, "debug", "port", "last", str(echo), *words) as process, contextlib.ExitStack() as stack:
             said(process)
             with stranger(bob_connects, port) as bob:
                 assert bob.recv() == b""
@@ -160,7 +160,7 @@ def test_no_other_user_is_at_either_end(desk: Desk, echo: int) -> None:
             assert through(port, b"mine") == b"mine"  # past bob, who listens on ::1
         with stranger(bob_listens, "127.0.0.1", other) as bob:
             assert bob.recv() == b"listens"
-            with forwarding(desk, "forward", "last", str(other), *words) as process:
+            with forwarding(desk, "debug", "port", "last", str(other), *words) as process:
                 said(process)
                 assert through(port, b"mine") == b""
                 assert bob.recv() == b""  # nothing of ours
@@ -175,7 +175,7 @@ def test_it_reaches_across_to_a_laptop(desk: Desk, tmp_path: Path, echo: int) ->
     (there.home / ".bash_profile").write_text(f"echo Welcome to the cluster\n{path}\n")
     there.program("slurmddp", f'#!/bin/bash\nexec {sys.executable} -m slurmddp "$@"\n')
     with training(there) as run, started(desk, tmp_path, f"SetEnv HOME={there.home}") as sshd:
-        words = ("--host", "login", "forward", str(run), str(echo), "--local-port", str(port))
+        words = ("--host", "login", "debug", "port", str(run), str(echo), "--local-port", str(port))
         with forwarding(desk, *words) as process:
             while (line := said(process)) and not line.startswith("http"):  # the login node's greeting
                 pass
@@ -183,5 +183,5 @@ def test_it_reaches_across_to_a_laptop(desk: Desk, tmp_path: Path, echo: int) ->
             assert through(port, data) == data
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 0
-        wrong = sshd.run("forward", str(run))
+        wrong = sshd.run("debug", "port", str(run))
         assert wrong.code == 2 and "PORT" in wrong.err

@@ -329,5 +329,5 @@ def test_options_that_are_ours(place: Place, build: Build) -> None:
 
 def test_gc_finds_the_log_of_a_job_that_nobody_waited_for(place: Place, cli: Cli) -> None:
     (place.project / ".x.sif.0123abcd.job").write_text("half\n")
-    assert ".x.sif.0123abcd.job" in cli("image", "gc", ".").out
+    assert ".x.sif.0123abcd.job" in cli("clean", "--images", ".").out
     assert json.loads(cli("image", "list", ".", "--json").out)[0]["path"].endswith("base.sif")

@@ -131,7 +131,7 @@ def test_attach_runs_a_command_as_the_ranks_run(ready: Desk) -> None:
     assert process.stdout is not None
     process.stdout.readline()
     words = ("sh", "-c", "echo $SLURMDDP_RENDEZVOUS_ID $PYTHONPATH; exit 7")
-    done = ready.command("attach", "last", "--", *words)
+    done = ready.command("debug", "shell", "last", "--", *words)
     (run,) = (ready.project / "runs").iterdir()
     (run / "stop").touch()
     finish(process)
@@ -140,7 +140,7 @@ def test_attach_runs_a_command_as_the_ranks_run(ready: Desk) -> None:
     assert (
         name.startswith(f"{run.name}-local-") and name.endswith("-0") and path.split(":")[0].endswith(f"/{name}/code")
     )
-    again = ready.command("attach", "last")
+    again = ready.command("debug", "shell", "last")
     assert again.code == 2 and f"run {run.name} is not running: " in again.err
 
 

@@ -89,10 +89,10 @@ def run(desk: Desk) -> Path:
 def test_no_command_hands_it_to_the_terminal(desk: Desk, run: Path) -> None:
     (desk.project / f"job{NASTY}.yaml").write_text(f'site: here\n"a{json.dumps(NASTY)[1:-1]}": 1\n')
     commands = [
-        ("status", run.name), ("runs",), ("logs", run.name), ("goodput", run.name), ("cancel", run.name),
-        ("status", f"no{NASTY}"), ("checkpoint", "list", run.name), ("plan", f"job{NASTY}.yaml"),
-        ("plan", f"{NASTY}.yaml"), ("submit", "train.py", "--dry-run", "--site", "here", "--", NASTY), (NASTY,),
-        ("plan", "train.py", "--site", "here", "--explain", "train.args", "--", NASTY),
+        ("status", run.name), ("runs",), ("logs", run.name), ("status", run.name, "--time"), ("cancel", run.name),
+        ("status", f"no{NASTY}"), ("checkpoint", "list", run.name), ("check", f"job{NASTY}.yaml"),
+        ("check", f"{NASTY}.yaml"), ("submit", "train.py", "--dry-run", "--site", "here", "--", NASTY), (NASTY,),
+        ("check", "train.py", "--site", "here", "--explain", "train.args", "--", NASTY),
     ]  # fmt: skip
     for command in commands:
         shown, _ = on_terminal(desk, *command)
@@ -135,7 +135,7 @@ def test_states_and_errors_have_colours_on_a_terminal_only(desk: Desk, run: Path
         ("status", f"{RED}no"): f"{RED}slurmddp:{END} ",
         ("check", "train.py", "--site", "cores"): f"{RED}error:{END} ",
         ("doctor", run.name): f"cause     {RED}",
-        ("plan", "train.py", "--site", "cores", "--image", "x.sif"): f"{YELLOW}warning:{END} ",
+        ("check", "train.py", "--site", "cores", "--image", "x.sif"): f"{YELLOW}warning:{END} ",
         ("status", run.name, "--no-such"): f"{RED}Error:{END} No such option",
         ("image", "list", "."): f"{RED}unreadable{END}",
         ("checkpoint", "list", run.name): f"{RED}not usable{END}: ",

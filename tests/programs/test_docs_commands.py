@@ -44,15 +44,15 @@ ELSEWHERE = {
     r"rsync ": "needs a second host",
     r"slurmddp --host |export SLURMDDP_HOST": "needs a login node: tests/programs/test_remote.py",
     r"slurmddp (attach|forward|stacks) ": "needs a running job: tests/cluster/test_observe.py",
-    r"slurmddp profile ": "needs a running job: tests/cluster/test_training.py",
-    r"slurmddp rehearse ": "needs a real Slurm: tests/cluster/test_rehearse.py",
-    r"slurmddp preflight ": "needs a real Slurm: tests/cluster/test_network.py",
-    r"slurmddp sites init": "needs a real Slurm: tests/cluster/test_site_init.py",
+    r"slurmddp debug profile ": "needs a running job: tests/cluster/test_training.py",
+    r"slurmddp check --rehearse ": "needs a real Slurm: tests/cluster/test_rehearse.py",
+    r"slurmddp check --preflight ": "needs a real Slurm: tests/cluster/test_network.py",
+    r"slurmddp site init": "needs a real Slurm: tests/cluster/test_site_init.py",
     r".* /home/bob/": "needs a run of another user; docs/security.md names the tests",
 }  # fmt: skip
 
 #: Commands that run until Ctrl-C, which comes after some seconds.
-ENDLESS = ("slurmddp watch-alerts",)
+ENDLESS = ("slurmddp alert watch",)
 
 #: Stands for sbatch: RUN, its last argument, is done at once. Slurm itself prints --test-only's answer to stderr, too.
 SBATCH = f"""#!{sys.executable}
@@ -236,5 +236,5 @@ def test_job_files_of_the_pages_are_planned(place: Desk) -> None:
     assert len(jobs) >= 2
     for text, page in jobs:
         place.write("job.yaml", text)
-        done = place.command("plan", "job.yaml", WORK="/work")
+        done = place.command("check", "job.yaml", WORK="/work")
         assert done.code == 0, (page, text, done.err)

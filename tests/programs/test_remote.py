@@ -212,7 +212,7 @@ def test_a_slow_copy_shows_how_long_it_takes(login: Login) -> None:
     rsync = '#!/bin/bash\nuntil [[ -e $HOME/seen ]]; do sleep 0.1; done\nexec /usr/bin/rsync "$@"\n'
     login.laptop.program("rsync", rsync)
     login.laptop.environment["TERM"] = "xterm"
-    with login.on_terminal("plan", "train.py", "--site", "cores") as (child, terminal):
+    with login.on_terminal("check", "train.py", "--site", "cores") as (child, terminal):
         text = b""
         while b"\rcopying 1 file (" not in text:
             text += os.read(terminal, 4096)
@@ -223,11 +223,11 @@ def test_a_slow_copy_shows_how_long_it_takes(login: Login) -> None:
 
 def test_what_is_missing_there_is_named(login: Login) -> None:
     login.laptop.write("train.py")
-    assert login.run("plan", "train.py", "--site", "cores", SLURMDDP_HOST="nobody@nowhere").code == 0
-    unset = login.laptop.command("--host", "login", "--remote-dir", "$SCRATCH/x", "plan", "train.py")
+    assert login.run("check", "train.py", "--site", "cores", SLURMDDP_HOST="nobody@nowhere").code == 0
+    unset = login.laptop.command("--host", "login", "--remote-dir", "$SCRATCH/x", "check", "train.py")
     assert unset.code == 2 and "$SCRATCH is not set on login" in unset.err
     (login.laptop.config / "config.yaml").write_text("remote_dir: $WORK/copies\n")
-    assert f"to login:{login.there.home}/work/copies/project-" in login.run("plan", "train.py", "--site", "cores").err
+    assert f"to login:{login.there.home}/work/copies/project-" in login.run("check", "train.py", "--site", "cores").err
     (login.there.bin / "slurmddp").unlink()
     for words in (("status",), ("submit", "train.py")):
         done = login.run(*words)

@@ -77,7 +77,7 @@ def test_it_names_the_commit_that_it_was_built_from(installed: Path, tmp_path: P
 
 
 def test_it_has_the_sites_and_the_schemas(installed: Path, tmp_path: Path) -> None:
-    listed = run(installed, tmp_path, "sites").stdout
+    listed = run(installed, tmp_path, "site").stdout
     for path in (ROOT / "site_configs").glob("*.yaml"):
         assert path.stem in listed
     assert "broken" not in listed

@@ -1,4 +1,4 @@
-"""`slurmddp profile` on the ranks: the same steps on all of them, readable traces, and the same training."""
+"""`slurmddp debug profile` on the ranks: the same steps on all of them, readable traces, and the same training."""
 
 from __future__ import annotations
 

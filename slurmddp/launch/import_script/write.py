@@ -79,7 +79,7 @@ def import_script(path: Path, site: str | None, shown: str) -> JobText:
 def _refuse_others(path: Path) -> None:
     name = one_line(str(path))
     if path.suffix in JOB_SUFFIXES:
-        raise UserError("is a job file, not a batch script", where=name, todo=f"slurmddp plan {name}")
+        raise UserError("is a job file, not a batch script", where=name, todo=f"slurmddp check {name}")
     if path.suffix == ".py":
         raise UserError(
             "is a Python script, not a batch script", where=name, todo=f"slurmddp init job.yaml --script {name}"

@@ -1,4 +1,4 @@
-"""What `slurmddp check JOB.yaml` finds out."""
+"""What `slurmddp check JOB.yaml` finds out beside the plan."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ import os
 from typing import Any, NamedTuple
 
 from slurmddp.check.rule import SEVERITIES
+from slurmddp.errors import UserError
+from slurmddp.launch.facts import plan_facts
 from slurmddp.launch.job_check.cluster import Cluster
 from slurmddp.launch.job_check.partitions import Offer, offers
 from slurmddp.launch.job_check.rule import RULES, Finding, Subject, check_job
 from slurmddp.launch.prepare import Prepared
+from slurmddp.launch.problems import problems, unknown_here
+from slurmddp.plan.model import Plan
 
 
 class Answer(NamedTuple):
-    """start: when Slurm would start the job, its local time; silent: which of Slurm's commands did not answer, and
-    why, so that rules could not be checked; offers: None where nobody asked for partitions."""
+    """mistakes: why `submit` would refuse the job, whatever the rules say; elsewhere: what only a login node of the
+    cluster can tell; start: when Slurm would start the job, its local time; silent: which of Slurm's commands did not
+    answer, and why; offers: None where nobody asked for partitions."""
 
-    job: str
+    plan: Plan
+    mistakes: list[str]
     findings: list[Finding]
+    elsewhere: list[str]
     start: str | None
     silent: list[str]
     offers: list[Offer] | None
@@ -27,22 +34,32 @@ class Answer(NamedTuple):
         counts = {name: sum(each.severity == name for each in self.findings) for name in SEVERITIES}
         return {
             "schema": 1,
-            "job": self.job,
+            "job": self.plan.name,
+            "plan": plan_facts(self.plan),
+            "mistakes": self.mistakes,
             "rules": len(RULES),
             "counts": counts,
             "findings": [each.as_dict() for each in self.findings],
             "start": self.start,
-            "not_checked": self.silent,
+            "not_checked": [*self.elsewhere, *self.silent],
             "partitions": None if self.offers is None else [each._asdict() for each in self.offers],
         }
 
 
-def answer(prepared: Prepared, *, partitions: bool = False, cluster: Cluster | None = None) -> Answer:
-    """Check a job by all rules, and ask Slurm when it would start."""
+def answer(
+    prepared: Prepared, refused: UserError | None = None, *, partitions: bool = False, cluster: Cluster | None = None
+) -> Answer:
+    """Check a job by all rules, and ask Slurm when it would start. refused: its mistakes, with which no rule is run."""
+    if refused is not None:
+        return Answer(prepared.plan, [str(part) for part in refused.parts], [], [], None, [], None)
     subject = Subject(prepared, cluster or Cluster(), os.environ)
     plan = prepared.plan
     found = check_job(subject)
     asks = plan.scheduler == "slurm" and not plan.inside
     trial = subject.cluster.trial(plan.sbatch) if asks else None
     offered = offers(subject) if partitions and asks else None
-    return Answer(plan.name, found, trial.start if trial else None, subject.cluster.silent, offered)
+    elsewhere = [
+        f"{error.where}: {error.what}" if error.where else error.what
+        for error in unknown_here(plan, problems(prepared))
+    ]
+    return Answer(plan, [], found, elsewhere, trial.start if trial else None, subject.cluster.silent, offered)

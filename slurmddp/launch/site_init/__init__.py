@@ -1,1 +1,1 @@
-"""`slurmddp sites init`: a site profile drafted from what the live cluster says."""
+"""`slurmddp site init`: a site profile drafted from what the live cluster says."""

@@ -11,7 +11,7 @@ from slurmddp.launch.site_init.seen import Seen
 from slurmddp.spec.types import slurm_time
 
 _CONFIG, _NODE = "scontrol show config", "scontrol show node"
-_PROBE = "or run `slurmddp sites init --probe`"
+_PROBE = "or run `slurmddp site init --probe`"
 
 
 def draft(live: Live, name: str, seen: Sequence[Seen] = ()) -> str:
@@ -28,12 +28,12 @@ class _Draft:
 
     def text(self, name: str) -> str:
         page, live, cluster = self.page, self.live, self.live.config.get("ClusterName", "")
-        command = "slurmddp sites init --probe" if self.all else "slurmddp sites init"
+        command = "slurmddp site init --probe" if self.all else "slurmddp site init"
         page.comment(
             f"Site profile of Slurm cluster {cluster or '(no name)'}, drafted by `{command}` on {live.login.host}."
         )
         page.comment("A comment on each value names its source. The end of the file lists what was not found.")
-        page.comment("Before you use it: slurmddp sites validate FILE. All keys: docs/sites.md.")
+        page.comment("Before you use it: slurmddp site validate FILE. All keys: docs/sites.md.")
         page.value("name", name)
         page.value("title", f"Slurm cluster {cluster}" if cluster else name, note="write the name that people use")
         if self.seen:
@@ -240,7 +240,7 @@ class _Draft:
         folders = f"; here: {folders}" if folders else ""
         page.missing("job.paths.runs", f"a folder that all nodes share, without a small quota{folders}")
         page.missing("internet_on_nodes", "`srun curl -sI https://example.org`; false if it fails")
-        page.missing("requeue", "whether a job may requeue itself: `slurmddp rehearse JOB.yaml` tries it")
+        page.missing("requeue", "whether a job may requeue itself: `slurmddp check JOB.yaml --rehearse` tries it")
         if not self.seen:
             page.missing("driver", f"`srun --gpus=1 nvidia-smi`, {_PROBE}")
         if login.modules:

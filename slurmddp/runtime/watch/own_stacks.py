@@ -1,4 +1,4 @@
-"""The stacks of this process, for `slurmddp stacks`: no file on a disk, no socket, and nothing to wait for.
+"""The stacks of this process, for `slurmddp debug stacks`: no file on a disk, no socket, and nothing to wait for.
 
 supervisor/ranks.py finds the memory below /proc/PID/fd, appends "ask" to it, and reads the answer there. Standard
 library only.

@@ -134,16 +134,16 @@ def test_watch_alerts_once(waiting: Alerts, cli: Cli) -> None:
     path = str(waiting.run.path)
     with Receiver("error") as receiver:
         waiting.address(receiver.url)
-        done = cli("watch-alerts", "--once", path)
+        done = cli("alert", "watch", "--once", path)
         assert done.code == 1 and "status 500" in done.err
         receiver.mode = "ok"
-        done = cli("watch-alerts", "--once", path)
+        done = cli("alert", "watch", "--once", path)
         assert (done.code, done.out) == (0, "alerts sent: 1\n")
-        assert cli("watch-alerts", "--once", path).err == "no alerts to send\n"
+        assert cli("alert", "watch", "--once", path).err == "no alerts to send\n"
 
 
 def test_a_message_without_its_address_is_told_of_and_stays(waiting: Alerts, cli: Cli) -> None:
-    done = cli("watch-alerts", "--once", str(waiting.run.path))
+    done = cli("alert", "watch", "--once", str(waiting.run.path))
     kept = secrets.of_run(waiting.run.id, waiting.desk.environment)
     assert done.code == 1 and str(kept) in done.err
     assert len(waiting.waiting()) == 1

@@ -62,14 +62,14 @@ def test_a_rerun_has_the_file_of_the_run_and_a_resumed_run_the_file_of_now(ready
 
 
 def test_render_and_plan_have_it_too(ready: Desk, cli: Cli) -> None:
-    done = cli("render", "train.py", *OPTIONS, "-o", "out")
+    done = cli("check", "train.py", *OPTIONS, "--write", "out")
     assert done.code == 0 and (ready.project / "out/accelerate.yaml").read_text() == CONFIG, done.err
-    shown = cli("plan", "train.py", *OPTIONS).out
+    shown = cli("check", "train.py", *OPTIONS).out
     assert f"torchrun code/project/train.py, with the variables of {ready.project}/acc.yaml" in shown
-    line = cli("plan", "train.py", *OPTIONS, "--per-node", "--head", "h").out.splitlines()[-1]
+    line = cli("check", "train.py", *OPTIONS, "--per-node", "--head", "h").out.splitlines()[-1]
     assert "-m slurmddp.runtime.agent.accelerate RUN_FOLDER/accelerate.yaml RUN_FOLDER --nnodes=2" in line
     (ready.project / "acc.yaml").unlink()
-    done = cli("render", "train.py", *OPTIONS, "-o", "elsewhere")
+    done = cli("check", "train.py", *OPTIONS, "--write", "elsewhere")
     assert done.code == 0 and "note: no accelerate.yaml written:" in done.err
 
 

@@ -40,7 +40,7 @@ def partition(desk: Desk, nodes: int) -> None:
 
 def bad(cli: Cli, *nodes: str) -> None:
     for node in nodes:
-        assert cli("sites", "bad-nodes", "--site", "gpus", "--add", node, "--reason", "a slow disk").code == 0
+        assert cli("site", "bad-nodes", "--site", "gpus", "--add", node, "--reason", "a slow disk").code == 0
 
 
 def excluded(desk: Desk) -> list[str]:
@@ -52,24 +52,24 @@ def excluded(desk: Desk) -> list[str]:
 
 
 def test_list_add_and_forget(desk: Desk, cli: Cli) -> None:
-    assert cli("sites", "bad-nodes", SLURMDDP_SITE="gpus").out == "no bad nodes at site gpus\n"
-    done = cli("sites", "bad-nodes", "--add", "n7", "--reason", "a slow disk\x1b", "--site", "gpus")
+    assert cli("site", "bad-nodes", SLURMDDP_SITE="gpus").out == "no bad nodes at site gpus\n"
+    done = cli("site", "bad-nodes", "--add", "n7", "--reason", "a slow disk\x1b", "--site", "gpus")
     head, line = done.out.splitlines()
     assert head.split() == ["NODE", "AGE", "EXPIRES", "IN", "RUN", "REASON"]
     assert line.split("  ")[0] == "n7" and line.endswith("(added by you)  a slow disk\\x1b")
-    (found,) = json.loads(cli("sites", "bad-nodes", "--json", SLURMDDP_SITE="gpus").out)
+    (found,) = json.loads(cli("site", "bad-nodes", "--json", SLURMDDP_SITE="gpus").out)
     assert (found["node"], found["run"], found["expires"]) == ("n7", None, found["time"] + 86400)
     assert abs(time.time() - found["time"]) < 600
-    assert cli("sites", "bad-nodes", "--site", "cores").out == "no bad nodes at site cores\n"
-    assert cli("sites", "bad-nodes", "--site", "gpus", "--forget", "n7").out == "no bad nodes at site gpus\n"
-    assert cli("sites", "bad-nodes", "--site", "gpus", "--json").out == "[]\n"
+    assert cli("site", "bad-nodes", "--site", "cores").out == "no bad nodes at site cores\n"
+    assert cli("site", "bad-nodes", "--site", "gpus", "--forget", "n7").out == "no bad nodes at site gpus\n"
+    assert cli("site", "bad-nodes", "--site", "gpus", "--json").out == "[]\n"
 
 
 def test_the_profile_says_how_long(desk: Desk, cli: Cli) -> None:
     for keep, expected in (("2h", 7200), ("0", None)):
         desk.site(f"name: own\ntitle: t\nexclude_bad_nodes_for: {keep}\n")
-        cli("sites", "bad-nodes", "--site", "own", "--add", "n7", "--reason", "x")
-        found = json.loads(cli("sites", "bad-nodes", "--site", "own", "--json").out)
+        cli("site", "bad-nodes", "--site", "own", "--add", "n7", "--reason", "x")
+        found = json.loads(cli("site", "bad-nodes", "--site", "own", "--json").out)
         assert [round(each["expires"] - each["time"]) for each in found] == ([expected] if expected else [])
 
 
@@ -86,7 +86,7 @@ def test_the_profile_says_how_long(desk: Desk, cli: Cli) -> None:
     ],
 )
 def test_refusals(desk: Desk, cli: Cli, options: list[str], message: str) -> None:
-    done = cli("sites", "bad-nodes", *options, **({"SLURMDDP_SITE": "gpus"} if options else {}))
+    done = cli("site", "bad-nodes", *options, **({"SLURMDDP_SITE": "gpus"} if options else {}))
     assert done.code == 2 and message in done.err
 
 
@@ -100,7 +100,7 @@ def test_a_job_avoids_bad_nodes_and_says_so(ready: Desk, cli: Cli) -> None:
     done = cli("submit", "job.yaml")
     assert excluded(ready) == ["n7"], "x1 is in another partition, and n99 in none"
     assert "warning: node n7 is excluded: a slow disk (0:0" in done.err
-    assert "`slurmddp sites bad-nodes --forget n7` allows it again" in done.err
+    assert "`slurmddp site bad-nodes --forget n7` allows it again" in done.err
     (command,) = (
         json.loads((path / "submission.json").read_text())["command"]
         for path in (ready.project / "runs").iterdir()
@@ -119,7 +119,7 @@ def test_a_wrong_judgement_takes_no_cluster_away(ready: Desk, cli: Cli) -> None:
     bad(cli, *(f"n{number}" for number in range(1, 11)))
     done = cli("submit", "job.yaml")
     assert excluded(ready) == ["n10,n9,n8,n7"]
-    assert "1 more bad nodes are excluded: `slurmddp sites bad-nodes` lists them" in done.err
+    assert "1 more bad nodes are excluded: `slurmddp site bad-nodes` lists them" in done.err
     assert "6 bad nodes are not excluded (4 of the 40 nodes)" in done.err
     partition(ready, 10)
     cli("submit", "job.yaml", "--nodes", "9")

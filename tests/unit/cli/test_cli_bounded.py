@@ -93,7 +93,7 @@ def test_a_job_file(desk: Desk, bounded: Bounded, kind: str) -> None:
     text, message = JOBS[kind]
     desk.write("train.py")
     desk.write("job.yaml", text)
-    done = bounded("plan", "job.yaml")
+    done = bounded("check", "job.yaml")
     assert done.code == 2 and message in done.err, done.err[:2000]
 
 
@@ -105,8 +105,8 @@ def test_many_right_entries(desk: Desk, bounded: Bounded) -> None:
         "".join(f" V{n}: '{n}'\n" for n in range(20_000)) + "setup:\n" + "".join(f"- true {n}\n" for n in range(20_000))
     )
     desk.write("job.yaml", SCRIPT.replace("here", "adds") + "environment:\n" + many)
-    assert bounded("plan", "job.yaml").code == 0
-    shown = bounded("plan", "job.yaml", "--explain", "environment")
+    assert bounded("check", "job.yaml").code == 0
+    shown = bounded("check", "job.yaml", "--explain", "environment")
     assert shown.out.count("\n") == 40_000
 
 
@@ -125,14 +125,14 @@ def test_many_right_entries(desk: Desk, bounded: Bounded) -> None:
 def test_an_option(desk: Desk, bounded: Bounded, arguments: tuple[str, ...]) -> None:
     desk.write("train.py")
     desk.write("job.yaml", SCRIPT)
-    done = bounded("plan", "job.yaml", *arguments)
+    done = bounded("check", "job.yaml", *arguments)
     assert done.code == 2 and done.err.startswith("slurmddp: "), done.err[:1000]
 
 
 def test_a_variable_of_the_environment(desk: Desk, bounded: Bounded) -> None:
     desk.write("train.py")
     desk.write("job.yaml", SCRIPT)
-    assert bounded("plan", "job.yaml", **{"SLURMDDP_" + "A__" * 30_000 + "A": "1"}).code == 2
+    assert bounded("check", "job.yaml", **{"SLURMDDP_" + "A__" * 30_000 + "A": "1"}).code == 2
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def test_commands_on_events(desk: Desk, bounded: Bounded, failed: Path, kind: st
         events.write(EVENTS[kind] + "\n")
     (failed / "metrics.jsonl").write_text(EVENTS[kind])
     ended(failed)
-    for command in (("status", failed.name), ("goodput", failed.name), ("runs",), ("logs", failed.name)):
+    for command in (("status", failed.name), ("status", failed.name, "--time"), ("runs",), ("logs", failed.name)):
         done = bounded(*command)
         assert done.code == (1 if command[0] == "status" else 0), (command, done.out[:1000], done.err[:1000])
 
@@ -217,8 +217,8 @@ def test_a_file_of_the_run_folder(desk: Desk, bounded: Bounded, failed: Path, na
         (failed / name).write_text(DEEP)
     else:
         os.mkfifo(failed / name)
-    for command in ("status", "logs", "goodput"):
-        done = bounded(command, str(failed))
+    for command in ("status", "logs", "status --time"):
+        done = bounded(*command.split(), str(failed))
         assert done.code in (0, 1, 2, 3), done.err
     done = bounded("submit", "--resume", str(failed))
     assert done.code == 2
@@ -236,8 +236,8 @@ def test_a_pipe_where_a_file_should_be(desk: Desk, bounded: Bounded, failed: Pat
     ended(failed)
     (failed / name).unlink(missing_ok=True)
     os.mkfifo(failed / name)
-    for command in ("status", "logs", "goodput", "runs"):
-        done = bounded(command, *([] if command == "runs" else [str(failed)]))
+    for command in ("status", "logs", "status --time", "runs"):
+        done = bounded(*command.split(), *([] if command == "runs" else [str(failed)]))
         assert done.code in (0, 1, 2, 3), done.err
 
 

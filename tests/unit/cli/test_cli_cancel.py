@@ -388,9 +388,9 @@ def test_status_of_a_run_that_recovered(place: Place, cli: Cli) -> None:
     told = json.loads(cli("status", str(place.run.path), "--json").out)
     assert (told["recovered"], told["excluded"], told["alerts_undelivered"]) == (1, {"n2": "lost"}, 1)
     assert told["warnings"] == ["n1: slow\x1b"]
-    assert json.loads(cli("goodput", str(place.run.path), "--json").out)["recoveries"][0]["seconds"] == pytest.approx(
-        50
-    )
+    assert json.loads(cli("status", str(place.run.path), "--time", "--json").out)["recoveries"][0][
+        "seconds"
+    ] == pytest.approx(50)
 
 
 def test_status_shows_the_speed_of_an_own_script(place: Place, cli: Cli) -> None:
@@ -476,7 +476,7 @@ def test_status_says_what_a_restarted_script_went_on_from(place: Place, cli: Cli
 
 def test_explain_the_lead_of_a_run_that_goes_on(place: Place, desk: Desk, cli: Cli) -> None:
     desk.write("job.yaml", "site: cores\nresources: {time: 1h}\ntrain: {task: lm, data: {path: books}}\n")
-    done = cli("plan", "job.yaml", "--explain", "timeouts.stop")
+    done = cli("check", "job.yaml", "--explain", "timeouts.stop")
     assert done.out.splitlines() == [
         "timeouts.stop = null",
         "  built-in",
@@ -487,9 +487,9 @@ def test_explain_the_lead_of_a_run_that_goes_on(place: Place, desk: Desk, cli: C
     place.run.job_json.write_text("{}")
     for seconds in (12.0, 150.5, None):
         place.event("checkpoint_saved", step=5, seconds=seconds)
-    done = cli("plan", "job.yaml", "--resume", str(place.run.path), "--explain", "timeouts.stop")
+    done = cli("check", "job.yaml", "--resume", str(place.run.path), "--explain", "timeouts.stop")
     assert "planned: 331 s (the longest save of the resumed runs took 150 s" in done.out
     done = cli("submit", "job.yaml", "--resume", str(place.run.path), "--dry-run")
     assert "#SBATCH --signal=B:USR2@331" in done.out, done.err
-    done = cli("plan", "job.yaml", "--set", "timeouts.stop=90s", "--explain", "timeouts.stop")
+    done = cli("check", "job.yaml", "--set", "timeouts.stop=90s", "--explain", "timeouts.stop")
     assert done.out.splitlines()[-1] == "  planned: 90 s, as set"

@@ -313,7 +313,7 @@ def test_the_commands_need_no_torch(desk: Desk, run: RunFolder) -> None:
 
 def test_plan_suggests_an_interval_once_a_run_of_this_name_has_figures(cli: Cli, desk: Desk) -> None:
     run = submitted(desk, cli, site="cores")
-    assert "checkpoint interval" not in cli("plan", "job.yaml").out
+    assert "checkpoint interval" not in cli("check", "job.yaml").out
     events = [
         {"event": "started", "nodes": 4, "time": 0},
         {"event": "first_step", "time": 100},
@@ -321,9 +321,9 @@ def test_plan_suggests_an_interval_once_a_run_of_this_name_has_figures(cli: Cli,
         {"event": "job_ended", "time": 180100, "exit_code": 1},
     ]
     run.events.write_text("".join(json.dumps({"attempt": 0, **event}) + "\n" for event in events))
-    (line,) = (line for line in cli("plan", "job.yaml").out.splitlines() if line.startswith("checkpoint interval"))
+    (line,) = (line for line in cli("check", "job.yaml").out.splitlines() if line.startswith("checkpoint interval"))
     assert line == (
         "checkpoint interval 29m suggested (stall 0.5 s, 1 failure in 200 node-hours over 1 run,"
         " assuming one per 860 node-hours; now 30m)"
     )
-    assert "checkpoint interval" not in cli("plan", "job.yaml", "--name", "other").out
+    assert "checkpoint interval" not in cli("check", "job.yaml", "--name", "other").out

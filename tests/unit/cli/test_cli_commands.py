@@ -301,7 +301,7 @@ def test_a_module_is_started_from_the_copy_of_its_folder(ready: Desk, cli: Cli) 
     arguments = ("-m", "pkg.train", "--site", "cores", "fast", "--", "--lr", "3e-4")
     dry = cli("submit", "--dry-run", *arguments)
     assert "program   torchrun -m pkg.train fast --lr 3e-4\ndirectory " in dry.out, dry.err
-    planned = cli("plan", *arguments).out
+    planned = cli("check", *arguments).out
     assert "program             torchrun -m pkg.train fast --lr 3e-4\ndirectory           " in planned
     assert cli("submit", *arguments).code == 0
     run = only_run(ready)
@@ -328,7 +328,7 @@ def test_a_bash_script_is_the_program(ready: Desk, cli: Cli) -> None:
     run = only_run(ready)
     assert '  -m slurmddp.runtime.begin bash "$run"/code/project/run.sh\n  --lr\n' in (run / "node.sh").read_text()
     assert (run / "code/project/train.py").is_file() and "own_script=yes" in (run / "job.sh").read_text()
-    lines = cli("plan", "run.sh", "--site", "cores", "--nodes", "1", "--per-node", "--head", "h").out.splitlines()
+    lines = cli("check", "run.sh", "--site", "cores", "--nodes", "1", "--per-node", "--head", "h").out.splitlines()
     assert lines[-1].endswith(f"-m slurmddp.runtime.begin bash {ready.project}/run.sh")
 
 
@@ -373,10 +373,10 @@ def test_the_resolved_job_can_be_submitted_as_it_stands(ready: Desk, cli: Cli) -
 
 
 def test_render_writes_all_files(ready: Desk, cli: Cli) -> None:
-    done = cli("render", "job.yaml", "-o", "out", "--set", "container.base=25.04")
+    done = cli("check", "job.yaml", "--write", "out", "--set", "container.base=25.04")
     assert done.code == 0, done.err
     names = {"job.sh", "node.sh", "job.yaml", "job.json", "site.yaml", "image.def"}
-    # The code and the key beside them are for clusters without Slurm (`plan --per-node`).
+    # The code and the key beside them are for clusters without Slurm (`check --per-node`).
     written = {*names, "code", "rendezvous.key", "logs", "markers", "checkpoints"}
     assert {path.name for path in (ready.project / "out").iterdir()} == written
     key = ready.project / "out/rendezvous.key"
@@ -385,15 +385,15 @@ def test_render_writes_all_files(ready: Desk, cli: Cli) -> None:
     assert {line.removeprefix("out/") for line in done.out.splitlines()} == {*names, "code/slurmddp.zip"}
     shown = json.loads(cli("submit", "job.yaml", "--dry-run", "--json").out)
     assert {name: (ready.project / "out" / name).read_text() for name in shown["scripts"]} == shown["scripts"]
-    assert cli("render", "job.yaml", "-o", "out", "--set", "container.base=25.04").code == 0
+    assert cli("check", "job.yaml", "--write", "out", "--set", "container.base=25.04").code == 0
     before = ready.tree(times=False)
-    again = cli("render", "job.yaml", "-o", "out", "--nodes", "4")
+    again = cli("check", "job.yaml", "--write", "out", "--nodes", "4")
     assert (again.code, ready.tree(times=False)) == (2, before)
     assert "exists with different content" in again.err
 
 
 def test_render_copies_the_project_and_refuses_code_that_differs(ready: Desk, cli: Cli) -> None:
-    command = ("render", "train.py", "--site", "cores", "-o", "out")
+    command = ("check", "train.py", "--site", "cores", "--write", "out")
     for _ in range(2):
         done = cli(*command)
         assert done.code == 0, done.err
@@ -409,7 +409,7 @@ def test_render_copies_the_project_and_refuses_code_that_differs(ready: Desk, cl
     archive.write_bytes(content)
     ready.write("train.py", "print('later')\n")
     assert "out/code exists with different content" in cli(*command).err
-    elsewhere = cli("render", "/cluster/train.py", "--site", "cores", "-o", "other")
+    elsewhere = cli("check", "/cluster/train.py", "--site", "cores", "--write", "other")
     assert (elsewhere.code, elsewhere.err) == (
         0,
         "note: no code/project written: /cluster does not exist on this machine\n",
@@ -418,7 +418,7 @@ def test_render_copies_the_project_and_refuses_code_that_differs(ready: Desk, cl
 
 def test_a_rendered_job_runs_and_is_no_part_of_a_later_snapshot(ready: Desk, cli: Cli) -> None:
     job = ("train.py", "--site", "here", "--set", "container.python=/bin/echo")
-    assert cli("render", *job, "-o", "out").code == 0
+    assert cli("check", *job, "--write", "out").code == 0
     run = ready.project / "out"
     done = subprocess.run(
         ["bash", str(run / "job.sh"), str(run)], cwd=ready.root, env=ready.environment, capture_output=True, text=True
@@ -426,13 +426,13 @@ def test_a_rendered_job_runs_and_is_no_part_of_a_later_snapshot(ready: Desk, cli
     assert done.returncode == 0, done.stdout + done.stderr
     (log,) = (run / "logs/attempt-000").glob("*.log")
     assert f"{run}/code/project/train.py" in log.read_text()
-    assert cli("render", *job, "-o", "again").code == 0
+    assert cli("check", *job, "--write", "again").code == 0
     assert not (ready.project / "again/code/project/out").exists()
 
 
 @pytest.mark.parametrize("place", ["train.py", "train.py/x", "/proc/x"])
 def test_render_into_what_is_no_folder(ready: Desk, cli: Cli, place: str) -> None:
-    done = cli("render", "job.yaml", "-o", place)
+    done = cli("check", "job.yaml", "--write", place)
     assert done.code == 2
     assert "cannot write to" in done.err
 
@@ -440,13 +440,13 @@ def test_render_into_what_is_no_folder(ready: Desk, cli: Cli, place: str) -> Non
 def test_render_over_a_file_that_is_no_text(ready: Desk, cli: Cli) -> None:
     (ready.project / "out").mkdir()
     (ready.project / "out" / "job.sh").write_bytes(b"\xff\xfe")
-    done = cli("render", "job.yaml", "-o", "out")
+    done = cli("check", "job.yaml", "--write", "out")
     assert done.code == 2
     assert "exists with different content" in done.err
 
 
 def test_plan_shows_the_arithmetic(ready: Desk, cli: Cli) -> None:
-    out = cli("plan", "job.yaml").out
+    out = cli("check", "job.yaml").out
     assert "512 = 16 (micro batch) x 4 (accumulation) x 4 (GPUs per node) x 2 (nodes)" in out
     assert "more accumulation" in out and "more nodes" in out
     assert "more GPUs" not in out  # the partition has no more than four
@@ -454,48 +454,48 @@ def test_plan_shows_the_arithmetic(ready: Desk, cli: Cli) -> None:
 
 
 def test_plan_of_an_uneven_batch(ready: Desk, cli: Cli) -> None:
-    done = cli("plan", "job.yaml", "--set", "train.batch.global=500")
+    done = cli("check", "job.yaml", "--set", "train.batch.global=500")
     assert "micro batches are uneven; every sample weighs the same" in done.out + done.err
     assert "Even batches nearby: 384 and 512" in done.out + done.err
-    refused = cli("plan", "job.yaml", "--set", "train.batch.global=500", "--set", "train.batch.even=true")
+    refused = cli("check", "job.yaml", "--set", "train.batch.global=500", "--set", "train.batch.even=true")
     assert refused.code == 2
 
 
 def test_plan_per_node(ready: Desk, cli: Cli) -> None:
-    done = cli("plan", "job.yaml", "--per-node", "--head", "h0", "--port", "29500")
+    done = cli("check", "job.yaml", "--per-node", "--head", "h0", "--port", "29500")
     lines = [line for line in done.out.splitlines() if not line.startswith("#")]
     assert len(lines) == 4
     assert all("SLURMDDP_HEAD=h0 " in line and "SLURMDDP_PORT=29500 " in line for line in lines[:2])
     assert all("--rdzv-endpoint=h0:29500" in line for line in lines[2:])
     for option in (["--head", "h0"], ["--port", "29500"]):
-        done = cli("plan", "job.yaml", *option)
+        done = cli("check", "job.yaml", *option)
         assert done.code == 2 and f"{option[0]} needs --per-node" in done.err
 
 
 def test_plan_with_failures(ready: Desk, cli: Cli) -> None:
     for hours in ("0", "-1", "nan", "inf"):
-        done = cli("plan", "job.yaml", f"--mtbf={hours}")
+        done = cli("check", "job.yaml", f"--mtbf={hours}")
         assert done.code == 2 and f"--mtbf: {hours} is not a number of hours above 0" in done.err
-    done = cli("plan", "job.yaml", "--mtbf", "3700")
+    done = cli("check", "job.yaml", "--mtbf", "3700")
     assert done.code == 2 and "has saved a checkpoint, so nothing is measured" in done.err
     assert "cost: " in done.out, "the plan itself is shown"
 
 
 def test_explain(ready: Desk, cli: Cli) -> None:
-    for command in ("plan", "submit"):
+    for command in ("check", "submit"):
         out = cli(command, "job.yaml", "--nodes", "3", "--explain", "resources.nodes").out
         assert out.splitlines()[:3] == [
             "resources.nodes = 3",
             "  command line: --nodes",
             "  over job file: job.yaml:4",
         ]
-    assert cli("plan", "job.yaml", "--explain", "resources.nods").code == 2
+    assert cli("check", "job.yaml", "--explain", "resources.nods").code == 2
     assert not (ready.project / "runs").exists()
 
 
 def test_debug(ready: Desk, cli: Cli) -> None:
-    cli("render", "job.yaml", "-o", "a")
-    cli("render", "job.yaml", "-o", "b", "--debug")
+    cli("check", "job.yaml", "--write", "a")
+    cli("check", "job.yaml", "--write", "b", "--debug")
     quiet, loud = ((ready.project / name / "node.sh").read_text() for name in "ab")
     assert "_NCCL_DEBUG=" not in quiet
     assert "export APPTAINERENV_NCCL_DEBUG=INFO\n" in loud
@@ -553,7 +553,7 @@ def test_init_asks_for_what_only_the_user_knows(ready: Desk, cli: Cli) -> None:
     done = cli("submit", "new.yaml", "--dry-run")
     assert done.code == 2
     assert done.err.count("resources.account is not set") == 1 and done.out == ""
-    assert "resources.account is not set" in cli("plan", "new.yaml").out
+    assert "resources.account is not set" in cli("check", "new.yaml").out
     refused = cli("submit", "new.yaml")
     assert refused.code == 2
     assert "resources.account is not set, and site strict requires it" in refused.err
@@ -574,7 +574,7 @@ def test_init_where_slurm_is_takes_the_generic_site_and_says_so(elsewhere: Desk,
     assert (done.code, done.out) == (0, "job.yaml\n"), done.err
     assert "site    generic (no profile matches this host, and sbatch is in PATH)" in done.err
     assert "slurmddp init --site NAME" in done.err
-    planned = cli("plan", "job.yaml")
+    planned = cli("check", "job.yaml")
     assert planned.code == 0 and "any Slurm cluster" in planned.out, planned.err
     assert not cli("submit", "job.yaml", "--dry-run").code
 
@@ -602,7 +602,7 @@ def test_training_on_a_machine_that_has_sbatch_is_warned_about(ready: Desk, cli:
 
 def test_a_run_with_alert_targets_has_a_payload_for_each(ready: Desk, cli: Cli) -> None:
     alerts = "alerts=[{to: slack}, {to: json, name: bot}]"
-    assert cli("render", "job.yaml", "-o", "out", "--set", alerts).code == 0
+    assert cli("check", "job.yaml", "--write", "out", "--set", alerts).code == 0
     out = ready.project / "out"
     assert sorted(path.name for path in (out / "payloads").iterdir()) == ["bot", "slack"]
 
@@ -634,11 +634,11 @@ def test_a_script_that_resumes_a_run_keeps_its_site(ready: Desk, cli: Cli) -> No
 
 def test_sites(desk: Desk, cli: Cli) -> None:
     desk.site("name: broken\ntitle: t\nnonsense: 1")
-    out = cli("sites").out
+    out = cli("site").out
     assert re.search("^gpus +a cluster with GPUs", out, re.MULTILINE)
     assert re.search("^broken +broken: ", out, re.MULTILINE)
-    assert "a cluster with GPUs" in cli("sites", "gpus").out
-    assert cli("sites", "nope").code == 2
+    assert "a cluster with GPUs" in cli("site", "gpus").out
+    assert cli("site", "nope").code == 2
 
 
 # --- the program itself
@@ -667,7 +667,7 @@ def test_messages_go_to_stderr_and_a_closed_pipe_is_no_traceback(ready: Desk) ->
         (("submit", "--help"), ("torch", "rich", "spython", "urllib3")),
         (("submit", "job.yaml", "--dry-run"), ("torch", "rich", "spython", "numpy", "urllib3")),
         pytest.param(
-            ("render", "job.yaml", "-o", "out"), ("torch", "rich", "spython", "numpy"), marks=pytest.mark.long
+            ("check", "job.yaml", "--write", "out"), ("torch", "rich", "spython", "numpy"), marks=pytest.mark.long
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""slurmddp du and clean: what they measure, ask and remove, and what they leave alone."""
+"""slurmddp clean and clean: what they measure, ask and remove, and what they leave alone."""
 
 from __future__ import annotations
 
@@ -62,16 +62,16 @@ def test_du_lists_the_biggest_first_and_follows_no_link(cli: Cli, desk: Desk) ->
     small, big = made(desk, "small"), made(desk, "big", 100, 200)
     (small.path / "data").symlink_to(desk.write("data/huge", "x" * 100_000).parent)
     (small.path / "image.sif").symlink_to(desk.project / "data" / "huge")
-    found = json.loads(cli("du", "--json").out)
+    found = json.loads(cli("clean", "--json").out)
     assert [item["run_id"] for item in found] == ["big", "small"]
     assert [item["bytes"] for item in found] == [size_of(big.path), size_of(small.path)]
     assert found[0]["checkpoints"] == size_of(big.checkpoints) and found[1]["checkpoints"] == 0
     assert found[0]["logs"] == 500 and found[1]["bytes"] < 10_000
     assert set(found[0]) == {"run_id", "run_folder", "bytes", "files", "checkpoints", "logs", "changed"}
-    head, *rows = cli("du").out.splitlines()
+    head, *rows = cli("clean").out.splitlines()
     assert head.split() == ["RUN", "SIZE", "CHECKPOINTS", "LOGS", "FILES", "AGE"]
     assert [row.split()[0] for row in rows] == ["big", "small", "2"]
-    assert [row.split()[0] for row in cli("du", "small").out.splitlines()[1:]] == ["small"]
+    assert [row.split()[0] for row in cli("clean", "small").out.splitlines()[1:]] == ["small"]
 
 
 def test_clean_wants_to_know_which_runs(cli: Cli, desk: Desk) -> None:

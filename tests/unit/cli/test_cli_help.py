@@ -86,10 +86,10 @@ def completion(tmp_path_factory: pytest.TempPathFactory) -> str:
     ("line", "wanted"),
     [
         ("slurmddp stat", ["status"]),
-        ("slurmddp sites gen", ["generic"]),
-        ("slurmddp sites val", ["validate"]),
-        ("slurmddp sites show gen", ["generic"]),
-        ("slurmddp sites diff generic leon", ["leonardo"]),
+        ("slurmddp site gen", ["generic"]),
+        ("slurmddp site val", ["validate"]),
+        ("slurmddp site show gen", ["generic"]),
+        ("slurmddp site diff generic leon", ["leonardo"]),
         ("slurmddp submit --site lum", ["lumi"]),
         ("slurmddp status la", ["last"]),
         ("slurmddp submit --dry", ["--dry-run"]),
@@ -111,7 +111,7 @@ def test_completion_leaves_file_names_to_the_shell(completion: str) -> None:
 
 
 def test_the_tests_know_every_command() -> None:
-    assert {("submit",), ("checkpoint", "export"), ("image", "gc"), ("alert", "test"), ("sites", "diff")} <= set(
+    assert {("submit",), ("checkpoint", "export"), ("image", "inspect"), ("alert", "test"), ("site", "diff")} <= set(
         commands()
     )
 
@@ -120,7 +120,7 @@ def test_a_command_is_made_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch)
     made: list[str | None] = []
     make = _Outline.command
     monkeypatch.setattr(_Outline, "command", lambda outline: made.append(outline.name) or make(outline))
-    for words in (["-h"], ["sites", "-h"], ["runs", "-h"]):
+    for words in (["-h"], ["site", "-h"], ["runs", "-h"]):
         with pytest.raises(SystemExit):
             app(words, prog_name="slurmddp")
     assert made == ["runs"]

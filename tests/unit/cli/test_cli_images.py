@@ -88,16 +88,16 @@ def test_gc_keeps_what_is_newest_used_or_not_ours(
     left.write_bytes(b"half")
     before = sorted(path.name for path in images.iterdir())
 
-    said = cli("image", "gc").out
+    said = cli("clean", "--images", "images").out
     assert "ngc-old.sif" in said and "2 newer of recipe ngc" in said and "leftover of a killed build" in said
     assert "--yes" in said and sorted(path.name for path in images.iterdir()) == before
     with only_build(images / "ngc-new.sif", [].append):
-        assert "killed" not in cli("image", "gc").out, "it may be the one that is being built"
-    assert "removed: " in cli("image", "gc", "--yes").out
+        assert "killed" not in cli("clean", "--images", "images").out, "it may be the one that is being built"
+    assert "removed: " in cli("clean", "--images", "images", "--yes").out
     gone = set(before) - {path.name for path in images.iterdir()}
     assert gone == {"ngc-old.sif", "ngc-old.sif.def", "ngc-old.sif.lock.json", left.name}
-    assert "nothing to remove" in cli("image", "gc").out
-    assert "other-1.sif" in cli("image", "gc", "--keep", "0").out
+    assert "nothing to remove" in cli("clean", "--images", "images").out
+    assert "other-1.sif" in cli("clean", "--images", "images", "--keep", "0").out
 
 
 SIF = b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\00001\00002\0"
@@ -128,7 +128,7 @@ def test_the_driver_of_the_profile_and_the_cuda_of_the_image(
     facts = json.loads(lock_path(image).read_text()) | {"bytes": len(SIF), "mtime": image.stat().st_mtime}
     lock_path(image).write_text(lock_text(facts))
     desk.write("job.yaml", LM_JOB)
-    assert planned in cli("plan", "job.yaml", "--image", "images/ngc.sif").err
+    assert planned in cli("check", "job.yaml", "--image", "images/ngc.sif").err
     said = cli("submit", "job.yaml", "--dry-run", "--image", "images/ngc.sif").err
     assert (submitted in said) if submitted else ("the image may not run on these nodes" not in said)
 
@@ -151,4 +151,4 @@ def test_a_gpu_that_the_image_s_cuda_has_no_code_for(desk: Desk, cli: Cli) -> No
 def test_a_driver_that_is_none(desk: Desk, cli: Cli) -> None:
     desk.site("name: s\ntitle: t\ndriver: new\n")
     desk.write("job.yaml", LM_JOB)
-    assert "must be a driver version, such as 535.183.01" in cli("plan", "job.yaml", "--site", "s").err
+    assert "must be a driver version, such as 535.183.01" in cli("check", "job.yaml", "--site", "s").err

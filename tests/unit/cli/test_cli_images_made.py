@@ -207,7 +207,7 @@ def test_an_image_as_the_job_file_says(bench: Desk, build: Callable[..., Any], c
     definition, lock, _ = build("--job", "job.yaml", "--pip", "rich")
     assert (bench.project / "here/it.sif").is_file() and lock["recipe"] == "mine"
     assert "einops" in definition and "rich" in definition
-    assert cli("render", "job.yaml", "-o", "out").code == 0
+    assert cli("check", "job.yaml", "--write", "out").code == 0
     assert "einops" in (bench.project / "out/image.def").read_text()
     elsewhere = cli("build-image", "other.sif", "--job", "job.yaml", "--base", "25.04", "--dry-run")
     assert "From: nvcr.io/nvidia/pytorch:25.04-py3" in elsewhere.out

@@ -395,7 +395,7 @@ def test_variables_of_the_launch_are_carried_over(cli: Cli, desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("job.yaml", "job.yaml: is a job file, not a batch script\n  -> slurmddp plan job.yaml"),
+        ("job.yaml", "job.yaml: is a job file, not a batch script\n  -> slurmddp check job.yaml"),
         ("x.py", "x.py: is a Python script, not a batch script\n  -> slurmddp init job.yaml --script x.py"),
     ],
 )

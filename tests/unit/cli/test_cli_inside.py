@@ -1,4 +1,4 @@
-"""slurmddp attach, stacks and profile: what they ask for, show and refuse. Slurm is a stand-in."""
+"""slurmddp debug shell, stacks and profile: what they ask for, show and refuse. Slurm is a stand-in."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def srun(desk: Desk) -> tuple[list[str], dict[str, str]]:
 def test_attach_starts_a_step_beside_the_ranks(desk: Desk, run: RunFolder) -> None:
     (desk.home / "answer").write_text("out")
     (desk.home / "code").write_text("7")
-    words = ("attach", str(run.path), "--node", "node2", "--", "echo", "-n", "a b")
+    words = ("debug", "shell", str(run.path), "--node", "node2", "--", "echo", "-n", "a b")
     done = desk.command(*words, SLURM_JOB_ID="1", SLURMDDP_STEP="x")
     assert (done.code, done.out) == (7, "out"), done.err
     arguments, environment = srun(desk)
@@ -84,13 +84,13 @@ def test_attach_starts_a_step_beside_the_ranks(desk: Desk, run: RunFolder) -> No
         "SLURMDDP_RUN": str(run.path), "SLURMDDP_LOGS": str(run.attempt_logs(0)), "SLURMDDP_JOB_ID": "7",
         "SLURMDDP_ATTEMPT": "0", "SLURMDDP_RENDEZVOUS_ID": "gpt-1-7-0", "SLURMDDP_PORT": "0",
     }  # fmt: skip
-    desk.command("attach", str(run.path))
+    desk.command("debug", "shell", str(run.path))
     arguments, _ = srun(desk)
     assert "--nodelist=node1" in arguments and arguments[-3:-1] == ["/bin/sh", "-c"]
 
 
 def test_stacks_are_grouped_and_the_odd_one_is_first(desk: Desk, run: RunFolder, cli: Cli) -> None:
-    done = cli("stacks", str(run.path))
+    done = cli("debug", "stacks", str(run.path))
     assert done.code == 0, done.err
     assert (
         done.out
@@ -110,7 +110,7 @@ no process found: rank 3
     assert arguments[-4:] == [str(run.code_archive), "ranks", "stacks", "gpt-1-7-0"]
     assert arguments[-7:-5] == ["bash", str(run.python_sh)]
     assert {"--overlap", "--jobid=7", "--nodelist=node1,node2", "--ntasks-per-node=1", "--gres=none"} <= set(arguments)
-    told = json.loads(cli("stacks", str(run.path), "--json").out)
+    told = json.loads(cli("debug", "stacks", str(run.path), "--json").out)
     assert (told["attempt"], told["missing"]) == (0, [3])
     assert told["ranks"][1] == {
         "rank": 1, "node": "node1", "pid": 11, "state": "T", "answer": "silent", "threads": [[]],
@@ -120,20 +120,20 @@ no process found: rank 3
 
 def test_stacks_of_one_node_and_of_nodes_that_do_not_answer(desk: Desk, run: RunFolder, cli: Cli) -> None:
     (desk.home / "code").write_text("1")
-    done = cli("stacks", str(run.path), "--node", "node2")
+    done = cli("debug", "stacks", str(run.path), "--node", "node2")
     assert done.code == 0 and "no process found" not in done.out
     assert "--nodelist=node2" in srun(desk)[0]
     (desk.home / "answer").write_text("")
-    assert cli("stacks", str(run.path)).code == 1
+    assert cli("debug", "stacks", str(run.path)).code == 1
     (desk.home / "code").write_text("0")
-    done = cli("stacks", str(run.path))
+    done = cli("debug", "stacks", str(run.path))
     assert done.code == 1 and "they may just be starting" in done.err
 
 
-@pytest.mark.parametrize("command", ["attach", "stacks"])
+@pytest.mark.parametrize("command", ["shell", "stacks"])
 def test_what_has_no_ranks_is_refused(desk: Desk, run: RunFolder, cli: Cli, command: str) -> None:
     def refused(text: str, *words: str) -> None:
-        done = cli(command, str(run.path), *words)
+        done = cli("debug", command, str(run.path), *words)
         assert done.code == 2 and text in done.err and not (desk.home / "srun.argv").exists(), done.err
 
     refused("has no ranks on node node9\n  -> nodes: node1, node2", "--node", "node9")
@@ -157,8 +157,8 @@ def test_what_has_no_ranks_is_refused(desk: Desk, run: RunFolder, cli: Cli, comm
 @pytest.mark.skipif(os.getuid() != 0, reason="giving a folder to another user takes root")
 def test_nothing_of_another_users_run_is_executed(desk: Desk, run: RunFolder, cli: Cli) -> None:
     os.chown(run.path, 65534, -1)
-    for command in ("attach", "stacks"):
-        done = cli(command, str(run.path))
+    for command in ("shell", "stacks"):
+        done = cli("debug", command, str(run.path))
         assert done.code == 2 and "belongs to" in done.err and not (desk.home / "srun.argv").exists()
 
 
@@ -187,18 +187,18 @@ def answered(run: RunFolder, **facts: object) -> threading.Thread:
 def test_profile_prints_the_traces(training: RunFolder, cli: Cli) -> None:
     append_event(training.events, "profiled", step=1, last=2, files=["old"], error="")
     thread = answered(training, files=["a.json.gz", "b.json.gz"])
-    done = cli("profile", str(training.path), "--steps", "7", "--all-ranks")
+    done = cli("debug", "profile", str(training.path), "--steps", "7", "--all-ranks")
     thread.join()
     assert (done.code, done.out) == (0, "steps   41 to 47\ntrace   a.json.gz\ntrace   b.json.gz\n"), done.err
     thread = answered(training, files=[], error="rank 0: no CUPTI")
-    done = cli("profile", str(training.path))
+    done = cli("debug", "profile", str(training.path))
     thread.join()
     assert done.code == 1 and "torch.profiler failed: rank 0: no CUPTI" in done.err
 
 
 def test_profile_refuses_what_nobody_would_answer(training: RunFolder, cli: Cli) -> None:
     def refused(text: str) -> None:
-        done = cli("profile", str(training.path))
+        done = cli("debug", "profile", str(training.path))
         assert done.code == 2 and text in done.err and not done.out, done.err
 
     training.profile_request.touch()
@@ -217,6 +217,6 @@ def test_a_run_that_ends_before_its_profile(
 ) -> None:
     monkeypatch.setattr(profile, "_ASK_EVERY", 0.1)
     monkeypatch.setattr(profile, "running_attempt", lambda *_: slurm_says(desk, "CANCELLED"))
-    done = cli("profile", str(training.path))
+    done = cli("debug", "profile", str(training.path))
     assert done.code == 1 and "was over before the profile was written: " in done.err
     assert not training.profile_request.exists()

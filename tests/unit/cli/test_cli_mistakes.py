@@ -287,14 +287,14 @@ def test_no_site_on_a_login_node_offers_a_profile_of_this_cluster(desk: Desk, ty
     for name in ("gpus", "cores", "here"):
         (desk.config / "sites" / f"{name}.yaml").unlink()
     done = typed("submit", "train.py")
-    assert done.code == 2 and "`slurmddp sites init`" in done.err and "--site generic" in done.err
+    assert done.code == 2 and "`slurmddp site init`" in done.err and "--site generic" in done.err
 
 
 def test_one_machine_knows_what_gpus_means(desk: Desk, typed: Cli) -> None:
     desk.program("nvidia-smi", "#!/bin/sh\nprintf 'GPU 0: x\\nGPU 1: x\\n'\n")
-    done = typed("plan", "train.py", "--site", "local", "--gpus", "2")
+    done = typed("check", "train.py", "--site", "local", "--gpus", "2")
     assert done.code == 0 and re.search("GPUs per node +2\n", done.out), done
-    assert "3 GPUs per node are more than the 2" in typed("plan", "train.py", "--site", "local", "--gpus", "3").err
+    assert "3 GPUs per node are more than the 2" in typed("check", "train.py", "--site", "local", "--gpus", "3").err
 
 
 def test_a_submission_inside_of_a_job_says_so(typed: Cli) -> None:

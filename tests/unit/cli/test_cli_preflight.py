@@ -1,4 +1,4 @@
-"""slurmddp preflight: what it refuses, and what it makes of the job; tests/cluster/test_network.py runs it."""
+"""slurmddp check --preflight: what it refuses, and what it makes of the job; tests/cluster/test_network.py runs it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_site_without_slurm_is_refused(cli: Cli, desk: Desk) -> None:
     desk.write("a.py")
     desk.write("job.yaml", "site: here\ntrain: {script: a.py}\n")
     before = desk.tree()
-    shown = cli("preflight", "job.yaml")
+    shown = cli("check", "job.yaml", "--preflight")
     assert shown.code == 2 and "job.yaml:1: site: a job of site here, without Slurm, has no preflight" in shown.err
     assert shown.out == "" and desk.tree() == before
 

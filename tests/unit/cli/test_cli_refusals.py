@@ -104,9 +104,9 @@ def test_absent_weights_to_start_from(ready: Desk, refused: Callable[..., str], 
 
 
 def test_plan_warns_of_what_is_absent(ready: Desk, cli: Cli) -> None:
-    done = cli("plan", "job.yaml", "--set", "train.data.path=/nothing")
+    done = cli("check", "job.yaml", "--set", "train.data.path=/nothing")
     assert done.code == 0 and "warning: the dataset /nothing does not exist on this machine" in done.err
-    assert cli("plan", "job.yaml").err == ""
+    assert cli("check", "job.yaml").err == ""
 
 
 def test_an_absent_bind_source(refused: Callable[..., str]) -> None:

@@ -1,4 +1,4 @@
-"""slurmddp rehearse: what cannot be rehearsed is refused before anything is submitted; the rest is in tests/cluster."""
+"""check --rehearse: what cannot be rehearsed is refused before anything is submitted; the rest is in tests/cluster."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def test_what_cannot_be_rehearsed_is_refused(cli: Cli, desk: Desk, job: str, mes
     desk.write("a.py")
     desk.write("job.yaml", job)
     before = desk.tree()
-    shown = cli("rehearse", "job.yaml")
+    shown = cli("check", "job.yaml", "--rehearse")
     assert shown.code == 2 and message in shown.err and todo in shown.err and shown.out == ""
     assert desk.tree() == before, "nothing was written"

@@ -158,5 +158,5 @@ def test_a_login_node_does_not_choose_where_rsync_writes(
     """Without a folder, it would be the root of the login node; and a path with a colon could be of another host."""
     desk.write("train.py")
     answers(answer)
-    done = cli("--host", "login", "plan", "train.py")
+    done = cli("--host", "login", "check", "train.py")
     assert done.code in (1, 2) and "Traceback" not in done.err and not (desk.root / "copied").exists(), done.err

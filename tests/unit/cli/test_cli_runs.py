@@ -169,14 +169,14 @@ def test_without_a_name_the_last_run_is_meant(runs: Runs, cli: Cli) -> None:
     runs.add(1, started("1"), ended("1"))
     runs.add(2, started("2"), ended("2"))
     assert cli("status").out.splitlines()[0] == "run      gpt-2"
-    assert cli("goodput", "--json").out.startswith('{"run_id": "gpt-2"')
+    assert cli("status", "--time", "--json").out.startswith('{"run_id": "gpt-2"')
     assert "already over" in cli("stop", "--yes").out
 
 
 def test_a_beginning_of_several_ids_names_them(runs: Runs, cli: Cli) -> None:
     runs.add(1)
     runs.add(2)
-    for command in ("status", "logs", "cancel", "goodput"):
+    for command in ("status", "logs", "cancel"):
         done = cli(command, "gpt-")
         assert done.code == 2 and "gpt-1" in done.err and "gpt-2" in done.err
 

@@ -115,7 +115,7 @@ def test_a_value_that_stands_in_the_job_as_well_is_refused(ready: Desk, cli: Cal
 
 
 def test_what_looks_like_a_secret_is_refused_by_each_command(ready: Desk, cli: Callable[..., Result]) -> None:
-    for command in ("submit", "run", "plan", "render"):
+    for command in ("submit", "run", "check"):
         done = cli(command, "train.py", "--site", "here", "--", "--hf-token", "0123456789abcdef")
         assert done.code == 2 and "--hf-token looks like a secret" in done.err, command
         assert "0123456789abcdef" not in done.err
@@ -131,5 +131,5 @@ def test_the_recorded_command_line_is_redacted(ready: Desk, cli: Callable[..., R
 
 
 def test_commands_for_each_node_name_the_variable_and_no_value(ready: Desk, cli: Callable[..., Result]) -> None:
-    done = cli("plan", "job.yaml", "--per-node", HF_TOKEN=TOKEN)
+    done = cli("check", "job.yaml", "--per-node", HF_TOKEN=TOKEN)
     assert done.code == 0 and "export HF_TOKEN=..." in done.out and "hf_012" not in done.out

@@ -25,7 +25,7 @@ def lines(desk: Desk, cli: Cli) -> Callable[..., set[str]]:
     desk.write("train.py")
 
     def found(*options: str) -> set[str]:
-        done = cli("render", "train.py", "--site", "any", *options)
+        done = cli("check", "train.py", "--site", "any", "--write", "rendered", *options)
         assert done.code == 0, done.err
         text = (desk.project / "rendered" / "job.sh").read_text()
         return {line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")}

@@ -36,7 +36,7 @@ def workstation(desk: Desk) -> Desk:
     ],
 )
 def test_the_gpus_of_this_machine(workstation: Desk, cli: Cli, options: tuple[str, ...], gpus: int, ranks: int) -> None:
-    assert cli("render", "train.py", "--site", "local", *options).code == 0
+    assert cli("check", "train.py", "--site", "local", "--write", "rendered", *options).code == 0
     node = (workstation.project / "rendered" / "node.sh").read_text()
     assert f"\nranks={ranks} " in node and f" gpus_per_node={gpus} " in node
     # torch takes the GPUs that it sees
@@ -45,7 +45,7 @@ def test_the_gpus_of_this_machine(workstation: Desk, cli: Cli, options: tuple[st
 
 def test_a_job_of_this_machine_takes_its_gpus(workstation: Desk, cli: Cli) -> None:
     assert cli("init", "lm.yaml", "--site", "local", "--task", "lm").code == 0
-    assert cli("render", "lm.yaml").code == 0
+    assert cli("check", "lm.yaml", "--write", "rendered").code == 0
     assert " gpus_per_node=2 " in (workstation.project / "rendered" / "node.sh").read_text()
 
 

@@ -329,7 +329,7 @@ def test_a_line_for_each_node(desk: Desk) -> None:
     plan = desk.plan(SCRIPT_JOB, "resources.nodes=3", "environment.A=b c")
     texts = node_commands(plan, "head.example.org", 29400)
     assert texts[0] == "# own: 3 nodes; the first is head.example.org, with port 29400"
-    assert texts[1].endswith("slurmddp render JOB.yaml -o RUN_FOLDER")
+    assert texts[1].endswith("slurmddp check JOB.yaml --write RUN_FOLDER")
     assert [
         n
         for n, text in enumerate(texts)

@@ -604,13 +604,13 @@ def test_without_job_json_it_is_a_script_of_the_users_own(folder: RunFolder) -> 
 def test_the_commands(folder: RunFolder, cli: Callable[..., Result]) -> None:
     folder.manifest.write_text("{}")
     submissions.write(own(folder, to="write"), SENT._replace(job_id="local-999999999-1", scheduler="local"))
-    asked = cli("goodput", str(folder.path), "--json")
+    asked = cli("status", str(folder.path), "--time", "--json")
     assert asked.code == 0, asked.err
     told = json.loads(asked.out)
     assert told["run_id"] == folder.id
     assert told["going"] is False
     assert told["wall_seconds"] == 11524
-    assert "goodput  89 % of 3:12:04" in cli("goodput", str(folder.path)).out
+    assert "goodput  89 % of 3:12:04" in cli("status", str(folder.path), "--time").out
     assert "goodput  89 % of 3:12:04" in cli("status", str(folder.path)).out
 
 
@@ -620,7 +620,7 @@ def test_a_long_file_says_the_same(
     monkeypatch.setattr(metrics, "SMALL", 0)
     folder.manifest.write_text("{}")
     submissions.write(own(folder, to="write"), SENT._replace(job_id="local-999999999-1", scheduler="local"))
-    shown = cli("goodput", str(folder.path))
+    shown = cli("status", str(folder.path), "--time")
     assert "goodput  89 % of 3:12:04" in shown.out and shown.err == "", shown.err
 
 
@@ -628,7 +628,7 @@ def test_a_run_that_was_not_submitted_is_refused(folder: RunFolder, cli: Callabl
     folder.manifest.write_text("{}")
     for path in (folder.submission, folder.events, folder.metrics):
         path.unlink()
-    asked = cli("goodput", str(folder.path))
+    asked = cli("status", str(folder.path), "--time")
     assert asked.code == 2
     assert "was never submitted" in asked.err
     assert "goodput" not in cli("status", str(folder.path)).out

@@ -1,4 +1,4 @@
-"""What `slurmddp plan` shows of ranks that share something, and of what is not known yet."""
+"""What `slurmddp check` shows of ranks that share something, and of what is not known yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `slurmddp plan` says of faults and alerts."""
+"""What `slurmddp check` says of faults and alerts."""
 
 from __future__ import annotations
 

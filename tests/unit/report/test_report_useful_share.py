@@ -1,4 +1,4 @@
-"""The share of the time that trains: the model against simulated failures, and the table of `plan --mtbf`."""
+"""The share of the time that trains: the model against simulated failures, and the table of `check --mtbf`."""
 
 from __future__ import annotations
 

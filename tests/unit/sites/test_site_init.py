@@ -24,11 +24,11 @@ def profile(desk: Desk, path: Path) -> Site:
 
 def test_a_draft_of_a_gpu_cluster(desk: Desk, cli: Cli, slurm: Callable[..., None]) -> None:
     slurm()
-    done = cli("sites", "init")
+    done = cli("site", "init")
     path = desk.config / "sites" / "Alps-2.yaml"
     assert (done.code, done.out) == (0, ""), done.err
     assert done.err.startswith(f"wrote {path}\n")
-    assert cli("sites", "validate", str(path)).code == 0
+    assert cli("site", "validate", str(path)).code == 0
     site, text = profile(desk, path), path.read_text()
     assert (site.name, site.level, site.architecture) == ("Alps-2", "documented", "x86_64")
     assert site.detect.cluster_names == ("Alps 2",) and site.gpu_request == "gres"
@@ -47,28 +47,28 @@ def test_a_draft_of_a_gpu_cluster(desk: Desk, cli: Cli, slurm: Callable[..., Non
     assert "# unsupported_flags: JobSubmitPlugins=lua: " in text
     assert [key for key, fact in site.facts.items() if not fact.verified] == ["job.container"], "nodes may differ"
     # It is found by the cluster's name from now on.
-    assert cli("sites", "--json", SLURM_CLUSTER_NAME="alps 2").out.count('"active": true') == 1
+    assert cli("site", "--json", SLURM_CLUSTER_NAME="alps 2").out.count('"active": true') == 1
 
 
 def test_a_draft_says_what_it_hides_and_what_is_used_in_its_place(
     desk: Desk, cli: Cli, slurm: Callable[..., None]
 ) -> None:
     slurm(config="ClusterName = lumi\nSelectType = select/cons_tres\n")
-    done = cli("sites", "init")
+    done = cli("site", "init")
     assert "\nnote: it hides the profile " in done.err and "/site_configs/lumi.yaml\n" in done.err
-    assert "is used here" not in cli("sites", "init", "--force", SLURM_CLUSTER_NAME="lumi").err
+    assert "is used here" not in cli("site", "init", "--force", SLURM_CLUSTER_NAME="lumi").err
     desk.site("name: other\ntitle: t\ndetect: {cluster_names: [lumi]}")
     assert (
         "note: this host matches two sites equally well: "
-        in cli("sites", "init", "--force", SLURM_CLUSTER_NAME="lumi").err
+        in cli("site", "init", "--force", SLURM_CLUSTER_NAME="lumi").err
     )
-    done = cli("sites", "init", "--force", SLURMDDP_SITE="other")
+    done = cli("site", "init", "--force", SLURMDDP_SITE="other")
     assert "note: site other is used here ($SLURMDDP_SITE): select the draft with --site lumi\n" in done.err
 
 
 def test_every_value_has_a_source_and_a_date(desk: Desk, cli: Cli, slurm: Callable[..., None]) -> None:
     slurm()
-    text = cli("sites", "init", "-o", "-").out
+    text = cli("site", "init", "-o", "-").out
     lines = text.partition("\nfacts:")[0].splitlines()
     values = {line: key[1] for line in lines if (key := re.match(r" *([\w.]+): [^#{]", line))}
     assert len(values) > 12
@@ -80,10 +80,10 @@ def test_a_draft_of_the_test_cluster(desk: Desk, cli: Cli, slurm: Callable[..., 
     texts = [(SAMPLES / f"real-scontrol-{kind}.txt").read_text() for kind in ("config", "partitions", "nodes")]
     slurm(*texts, sacctmgr="echo You are not running a supported accounting_storage plugin >&2; exit 1")
     (desk.bin / "apptainer").unlink()
-    done = cli("sites", "init", "-o", "drafted.yaml", "--partition", "debug,low")
+    done = cli("site", "init", "-o", "drafted.yaml", "--partition", "debug,low")
     assert done.code == 0, done.err
     path = desk.project / "drafted.yaml"
-    assert cli("sites", "validate", str(path)).code == 0
+    assert cli("site", "validate", str(path)).code == 0
     site, text = profile(desk, path), path.read_text()
     assert list(site.partitions) == ["debug", "low"]
     assert site.partitions["debug"].model_dump(exclude_none=True) == {
@@ -101,7 +101,7 @@ def test_text_of_the_administrator_stays_a_comment(desk: Desk, cli: Cli, slurm: 
         "PartitionName=a'b State=UP\nPartitionName=null Default=YES State=UP MaxTime=1:00 AllowQos=x\\nname:evil\n",
         "NodeName=n Arch=weird CPUTot=x Gres=gpu:a:1,gpu:b:2 RealMemory=5 MemSpecLimit=9 Partitions=null State=\n",
     )
-    text = cli("sites", "init", "-o", "-").out
+    text = cli("site", "init", "-o", "-").out
     assert "\x1b" not in text
     desk.site(text, name := text.split("\nname: ", 1)[1].splitlines()[0].split(" ")[0])
     site = profile(desk, desk.config / "sites" / f"{name}.yaml")
@@ -122,18 +122,18 @@ def test_text_of_the_administrator_stays_a_comment(desk: Desk, cli: Cli, slurm: 
 def test_mistakes(desk: Desk, cli: Cli, slurm: Callable[..., None], words: list[str], message: str) -> None:
     slurm()
     desk.write("there.yaml", "mine")
-    done = cli("sites", "init", *words)
+    done = cli("site", "init", *words)
     assert done.code == 2 and message in done.err, done.err
     assert (desk.project / "there.yaml").read_text() == "mine"
-    assert cli("sites", "init", "-o", "there.yaml", "--force").code == 0
+    assert cli("site", "init", "-o", "there.yaml", "--force").code == 0
     assert (desk.project / "there.yaml").read_text().splitlines()[3] == "name: there"
 
 
 def test_without_slurm(desk: Desk, cli: Cli, slurm: Callable[..., None]) -> None:
-    done = cli("sites", "init", PATH=str(desk.bin))
+    done = cli("site", "init", PATH=str(desk.bin))
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("slurmddp: no Slurm on this machine: scontrol is not in PATH\n  -> ")
     slurm()
     desk.program("scontrol", "#!/bin/sh\necho Unable to contact slurm controller >&2; exit 1\n")
-    done = cli("sites", "init", "-o", "-")
+    done = cli("site", "init", "-o", "-")
     assert done.code == 1 and "scontrol: Unable to contact slurm controller" in done.err

@@ -135,7 +135,7 @@ RUN = 'SLURMD_NODENAME=g$(wc -l <~/sbatch) bash "$script" >"$log" 2>/dev/null; e
 
 
 def probed(desk: Desk, cli: Cli, *words: str) -> tuple[Result, Site, str]:
-    done = cli("sites", "init", "--probe", "-o", "site.yaml", "--force", *words)
+    done = cli("site", "init", "--probe", "-o", "site.yaml", "--force", *words)
     path = desk.project / "site.yaml"
     return done, Catalogue(desk.environment).load(str(path))[0], path.read_text()
 
@@ -208,7 +208,7 @@ def test_a_probe_that_is_refused_or_waits_too_long(desk: Desk, cli: Cli, sbatch:
 
 def test_ctrl_c_cancels_the_probes(desk: Desk, sbatch: Callable[[str], None]) -> None:
     sbatch("kill -INT $PPID; sleep 1; echo 7\n")
-    done = desk.command("sites", "init", "--probe", "-o", "site.yaml")
+    done = desk.command("site", "init", "--probe", "-o", "site.yaml")
     assert done.code == 130 and "cancelling the probes\n" in done.err
     name = re.findall(r"--job-name=(\S+)", (desk.home / "sbatch").read_text())[0]
     assert f"--name={name}" in (desk.home / "scancel").read_text()
@@ -217,7 +217,7 @@ def test_ctrl_c_cancels_the_probes(desk: Desk, sbatch: Callable[[str], None]) ->
 
 def test_an_option_of_the_probe_without_it(desk: Desk, cli: Cli, sbatch: Callable[[str], None]) -> None:
     sbatch(RUN)
-    done = cli("sites", "init", "-o", "-", "--account", "physics")
+    done = cli("site", "init", "-o", "-", "--account", "physics")
     assert (done.code, done.err.splitlines()[0]) == (2, "slurmddp: --account works only with --probe")
 
 
@@ -260,7 +260,7 @@ def test_what_slurm_modules_and_nodes_say_is_only_text(
         desk.program(name, f"#!/bin/sh\ncat {desk.root}/said\n")
     (desk.root / "said").write_text(f"apptainer/{evil}\n")
     before = sorted(desk.root.rglob("pwned"))
-    done = cli("sites", "init", "--probe", "-o", "site.yaml", SCRATCH=str(desk.root))
+    done = cli("site", "init", "--probe", "-o", "site.yaml", SCRATCH=str(desk.root))
     path = desk.project / "site.yaml"
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e]", done.err)
     if done.code == 0:

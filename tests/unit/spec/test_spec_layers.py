@@ -151,7 +151,7 @@ def test_the_user_s_configuration_through_the_command(desk: Desk, cli: Callable[
     (desk.config / "config.yaml").write_text("resources: {account: mine}\n")
     done = cli("submit", "job.yaml", "--dry-run")
     assert "#SBATCH --account=mine\n" in done.out
-    assert "config.yaml:1" in cli("plan", "job.yaml", "--explain", "resources.account").out
+    assert "config.yaml:1" in cli("check", "job.yaml", "--explain", "resources.account").out
 
 
 def test_a_mistake_in_the_user_s_configuration_names_it(desk: Desk, cli: Callable[..., Result]) -> None:

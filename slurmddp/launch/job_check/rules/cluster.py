@@ -40,7 +40,8 @@ def _partition(subject: Subject) -> dict[str, str] | None:
     source=_SBATCH,
 )
 def partition_unknown(subject: Subject) -> Iterator[Hit]:
-    name, rows = option(subject.prepared.plan, "partition"), subject.cluster.partitions
+    name = option(subject.prepared.plan, "partition")
+    rows = subject.cluster.partitions if name else None
     for one in name.split(",") if name and rows else ():
         if rows and one not in rows:
             known = ", ".join(sorted(rows)[:12])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from slurmddp.launch.accelerate import ignored
 from slurmddp.launch.job_check.rule import Hit, Subject, rule
-from slurmddp.launch.problems import absent_secrets, driver_verdict, problems
+from slurmddp.launch.problems import absent_secrets, driver_verdict, problems, unknown_here
 from slurmddp.launch.quotas import quotas
 from slurmddp.plan.program import host_path
 
@@ -22,8 +22,12 @@ _OF_THE_IMAGE = frozenset(("/", "/bin", "/etc", "/lib", "/lib64", "/opt", "/sbin
 
 @rule("submit-refuses", "error", reason="`slurmddp submit` refuses the job for this.", source="docs/job.md")
 def submit_refuses(subject: Subject) -> Iterator[Hit]:
-    for error in (*problems(subject.prepared), *absent_secrets(subject.prepared.plan)):
-        yield Hit(error.where or "", error.what, error.todo)
+    plan = subject.prepared.plan
+    found = [*problems(subject.prepared), *absent_secrets(plan)]
+    unknown = unknown_here(plan, found)
+    for error in found:
+        if error not in unknown:
+            yield Hit(error.where or "", error.what, error.todo)
 
 
 @rule(
