@@ -139,6 +139,8 @@ def check(
     elif rehearse:
         severities = on_nodes.rehearse(asked, as_json=as_json)
     elif write or per_node or explain:
+        if as_json:
+            raise UserError(f"--json does not go with {given[0]}", todo="submit --dry-run --json has the scripts")
         _show_part(asked.prepare(strict=False, resume=resume), write, explain, head or "HEAD", port or 29400)
         severities = set()
     else:

@@ -105,6 +105,7 @@ def export(
     trust: Annotated[
         bool, typer.Option("--trust", help="Run another user's image, setup lines and code with your account")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Export the weights of a checkpoint to one file, with the PyTorch of the run's image or environment."""
     from slurmddp.launch.export import Wanted
@@ -112,4 +113,5 @@ def export(
     from slurmddp.launch.find import find_run
 
     folder = find_run(run, os.environ)
-    typer.echo(export_now(folder, Wanted(step, format_, output, what, force, trust), Path.cwd(), os.environ, opt.say))
+    written = export_now(folder, Wanted(step, format_, output, what, force, trust), Path.cwd(), os.environ, opt.say)
+    typer.echo(opt.json_text({"run_id": folder.id, "file": str(written)}) if as_json else written)

@@ -45,6 +45,9 @@ _OTHER_TOOLS = {
 #: The base of click's errors: of click's own, or of typer's copy of it.
 ClickError: type[Exception] = typer.BadParameter.mro()[2]
 
+#: Typer's own options, which docs/start.md names.
+_UNLISTED = ("install_completion", "show_completion")
+
 #: (heading, name, text)
 Row = tuple[str, str, str]
 
@@ -181,7 +184,7 @@ def usage_error_text(error: Any) -> str:
 def _parameters(command: Any, ctx: Any) -> Iterable[Row]:
     for parameter in command.get_params(ctx):
         record = parameter.get_help_record(ctx)
-        if record is not None:
+        if record is not None and parameter.name not in _UNLISTED:
             is_option = parameter.param_type_name == "option"
             name = record[0] if is_option else parameter.metavar or record[0]
             heading = getattr(parameter, "rich_help_panel", None) or ("Options" if is_option else "Arguments")
@@ -189,10 +192,10 @@ def _parameters(command: Any, ctx: Any) -> Iterable[Row]:
 
 
 def _write(rows: Iterable[Row], formatter: Any) -> None:
-    """Write each group under its heading, in the order in which the headings appear first."""
+    """Write each group under its heading, in the order in which the headings appear first, but what is rare last."""
     groups: dict[str, list[tuple[str, str]]] = {}
     for heading, name, text in rows:
         groups.setdefault(heading, []).append((name, text))
-    for heading, group in groups.items():
+    for heading, group in sorted(groups.items(), key=lambda item: item[0].startswith("More ")):
         with formatter.section(heading):
             formatter.write_dl(group)

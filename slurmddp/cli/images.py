@@ -69,6 +69,7 @@ def build_image(
     ] = False,
     on_node: Annotated[bool, typer.Option("--on-node", help="Build in a batch job and follow its log")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the definition file; build nothing")] = False,
+    as_json: Json = False,
 ) -> None:
     """Build an image with Apptainer or Singularity. Skip the build if no input has changed."""
     import os
@@ -100,17 +101,17 @@ def build_image(
     if dry_run:
         typer.echo(batch.preview(opt.say) if on_node else preview(request, opt.say).definition, nl=False)
     elif on_node:
-        _tell_built(*batch.build(opt.say))
+        _tell_built(*batch.build(opt.say), as_json=as_json)
     else:
         with Progress() as progress:
             result = build(request, opt.say, rules_of(site) if site else lambda: rules_of(None), progress.tell)
-        _tell_built(result.target, result.up_to_date)
+        _tell_built(result.target, result.up_to_date, as_json=as_json)
 
 
-def _tell_built(image: Path, up_to_date: bool) -> None:
+def _tell_built(image: Path, up_to_date: bool, *, as_json: bool) -> None:
     if up_to_date:
         opt.say("up to date: no input has changed since the last build (--force builds again)")
-    typer.echo(image)
+    typer.echo(opt.json_text({"image": str(image), "up_to_date": up_to_date}) if as_json else image)
 
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with the images")]

@@ -207,12 +207,13 @@ def init(
     site: opt.Site = None,
     task: Annotated[str | None, typer.Option(metavar="lm|images", help="Train a bundled task")] = None,
     script: Annotated[str | None, typer.Option(metavar="FILE", help="Train your own script")] = None,
+    as_json: Json = False,
 ) -> None:
     """Write a commented job file for this cluster or, without Slurm, for this machine."""
     from slurmddp.launch.init import write_job_file
 
     made = write_job_file(path, site, task, script)
-    typer.echo(path)
+    typer.echo(opt.json_text({"file": str(path), **made._asdict()}) if as_json else path)
     _say_site(made, "init")
     opt.say(f"next    slurmddp check {path}")
 
@@ -229,6 +230,7 @@ def import_(
         Path | None, typer.Option("-o", "--output", metavar="JOB.yaml", help="File to write; default: stdout")
     ] = None,
     site: opt.Site = None,
+    as_json: Json = False,
 ) -> None:
     """Write the job file of a batch script. Comments in it list what was not imported. Exit codes: 0 the job file
     starts what the script starts, 1 something is missing in it, 2 slurmddp cannot run what is in the file."""
@@ -238,6 +240,10 @@ def import_(
     found = import_script(script, site, str(output or "job.yaml"))
     if output:
         write_new(output, found.text)
+    if as_json:
+        told = {"file": output and str(output), "job": found.text, "valid": found.valid, "not_imported": found.lost}
+        typer.echo(opt.json_text({**told, "comments": found.left, "problems": [str(each) for each in found.problems]}))
+    elif output:
         typer.echo(output)
     else:
         write_exactly(found.text.encode("utf-8", errors="replace"))

@@ -56,35 +56,41 @@ Resume = Annotated[
 ]
 
 
-def _setting(metavar: str, help: str, *names: str, kind: Any = str | None, **more: Any) -> Any:
-    return Annotated[kind, typer.Option(*names, metavar=metavar, help=help, rich_help_panel="Job settings", **more)]
+def _setting(
+    metavar: str, help: str, *names: str, kind: Any = str | None, panel: str = "Job settings", **more: Any
+) -> Any:
+    return Annotated[kind, typer.Option(*names, metavar=metavar, help=help, rich_help_panel=panel, **more)]
 
 
-#: What every command on a job takes: parameter -> how it stands on the command line.
+def _rare(metavar: str, help: str, *names: str, **more: Any) -> Any:
+    return _setting(metavar, help, *names, panel="More job settings", **more)
+
+
+#: What every command on a job takes, what people use most first: parameter -> how it stands on the command line.
 _SHARED: dict[str, Any] = {
     "job": Annotated[
         str | None, typer.Argument(metavar="JOB.yaml|SCRIPT", help="Job file, or your training script (.py, .sh)")
     ],
     "args": Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments for your script, after --")],
-    "module": _setting("MODULE", "Start a Python module; the words after it are its arguments", "-m", "--module"),
-    "site": _setting("SITE", "Site profile: a name, or a YAML file", autocompletion=site_names),
-    "name": _setting("NAME", "Job name", "-J", "--name"),
     "nodes": _setting("N", "Nodes: 4, 2-4 (a range), 4+1 (one spare)", "-N", "--nodes"),
     "gpus_per_node": _setting("N", "GPUs per node"),
-    "gpus": _setting("N", "", "-G", "--gpus", hidden=True),
-    "gres": _setting("gpu:[TYPE:]N", "GPUs per node, as Slurm has it", "--gres"),
-    "cpus_per_node": _setting("N", "Cores per node: each node gets one Slurm task", "-c", "--cpus-per-node"),
-    "mem": _setting("SIZE", "Memory per node: 480G"),
     "time": _setting("TIME", "Time limit: 30m, 1h30m, 24:00:00", "-t", "--time"),
     "partition": _setting("NAME", "Slurm partition", "-p", "--partition"),
     "account": _setting("NAME", "Slurm account to charge", "-A", "--account"),
-    "qos": _setting("NAME", "Slurm quality of service", "-q", "--qos"),
-    "exclude": _setting("NODES", "Nodes that the job must not get"),
-    "reservation": _setting("NAME", "Slurm reservation"),
     "image": _setting("FILE", "Container image"),
-    "workdir": _setting("submit|run|DIR", "Where your script runs: relative paths start there", "--workdir"),
+    "name": _setting("NAME", "Job name", "-J", "--name"),
+    "site": _setting("SITE", "Site profile: a name, or a YAML file", autocompletion=site_names),
     "set_": _setting("KEY=VALUE", "Set any key of the job file; may be repeated", "--set", kind=list[str] | None),
-    "debug": _setting("", "Enable verbose logs of NCCL and PyTorch (slow)", "--debug", kind=bool),
+    "module": _rare("MODULE", "Start a Python module; the words after it are its arguments", "-m", "--module"),
+    "workdir": _rare("submit|run|DIR", "Where your script runs: relative paths start there", "--workdir"),
+    "gpus": _rare("N", "", "-G", "--gpus", hidden=True),
+    "gres": _rare("gpu:[TYPE:]N", "GPUs per node, as Slurm has it", "--gres"),
+    "cpus_per_node": _rare("N", "Cores per node: each node gets one Slurm task", "-c", "--cpus-per-node"),
+    "mem": _rare("SIZE", "Memory per node: 480G"),
+    "qos": _rare("NAME", "Slurm quality of service", "-q", "--qos"),
+    "exclude": _rare("NODES", "Nodes that the job must not get"),
+    "reservation": _rare("NAME", "Slurm reservation"),
+    "debug": _rare("", "Enable verbose logs of NCCL and PyTorch (slow)", "--debug", kind=bool),
 }
 
 #: The key that each of the named options sets.

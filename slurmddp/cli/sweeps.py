@@ -160,7 +160,11 @@ def status(sweep: SweepName = LAST, as_json: Json = False) -> None:
     raise typer.Exit(exit_code(points))
 
 
-def rerun(sweep: SweepName = LAST, as_json: Json = False) -> None:
+def rerun(
+    sweep: SweepName = LAST,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the points; submit nothing")] = False,
+    as_json: Json = False,
+) -> None:
     """Submit the points that failed or were never submitted, from their start, with the code of the sweep."""
     from slurmddp.launch.sweeps import prepare_rest, submit_points
     from slurmddp.report.sweeps import to_rerun
@@ -169,6 +173,9 @@ def rerun(sweep: SweepName = LAST, as_json: Json = False) -> None:
     found = own(find_sweep(sweep))
     names = to_rerun(_points(found), opt.say)
     told = _Told(quiet=as_json)
+    if dry_run:
+        typer.echo(opt.json_text({"sweep": found.id, "points": list(names)}) if as_json else "\n".join(names))
+        return
     if names:
         jobs = prepare_rest(found, names, os.environ, functools.cache(opt.say))
         with Progress() as progress:
