@@ -8,6 +8,7 @@ import typer
 from slurmddp.cli import options as opt
 from slurmddp.cli.follow import Json
 from slurmddp.cli.help import App
+from slurmddp.styled import labelled
 
 if TYPE_CHECKING:
     from slurmddp.launch.prepare import Prepared
@@ -169,6 +170,7 @@ def _check_job(
 ) -> set[str]:
     """Print what the job will do, then what would make it fail. Return the severities. Raises UserError."""
     from slurmddp.launch.job_check.answer import answer
+    from slurmddp.launch.problems import driver_verdict
     from slurmddp.report.check_job import lines
     from slurmddp.report.plan import plan_report
 
@@ -178,6 +180,9 @@ def _check_job(
         typer.echo(opt.json_text(found.as_dict()))
     else:
         typer.echo(plan_report(prepared.plan, prepared.resolved))
+        verdict = driver_verdict(prepared)
+        if verdict is not None and verdict.kind in ("native", "minor"):  # a rule speaks of the others
+            typer.echo(labelled("note", f"CUDA: {verdict.why}"))
         if mtbf is not None:
             from slurmddp.report.useful_share import useful_share_lines
 

@@ -70,11 +70,13 @@ def clean(
         if runs or older_than or state:
             raise UserError("--images cannot be combined with runs", todo="run the command twice")
         _clean_images(images, 1 if keep is None else keep, yes=yes, as_json=as_json)
-    elif runs or older_than or state or keep is not None:
+    elif runs or older_than or state:
         if keep == 0:
             raise UserError("--keep 0 would remove the newest checkpoint", todo="name the runs without --keep")
         before = moment("--older-than", older_than).timestamp() if older_than else None
         _clean_runs(Wanted(_folders(runs), before, checked_states(state or ()), keep), yes=yes, as_json=as_json)
+    elif yes or keep is not None:
+        raise UserError("name runs to clean, or choose them", todo="for example --older-than 30d, or --state failed")
     else:
         _show_usage(as_json=as_json)
 

@@ -78,10 +78,12 @@ _SHARED: dict[str, Any] = {
     "partition": _setting("NAME", "Slurm partition", "-p", "--partition"),
     "account": _setting("NAME", "Slurm account to charge", "-A", "--account"),
     "image": _setting("FILE", "Container image"),
+    "venv": _setting("DIR", "Virtual environment, in place of an image [default: the active one]"),
     "name": _setting("NAME", "Job name", "-J", "--name"),
     "site": _setting("SITE", "Site profile: a name, or a YAML file", autocompletion=site_names),
     "set_": _setting("KEY=VALUE", "Set any key of the job file; may be repeated", "--set", kind=list[str] | None),
     "module": _rare("MODULE", "Start a Python module; the words after it are its arguments", "-m", "--module"),
+    "conda": _rare("NAME|DIR", "Conda environment, in place of an image [default: the active one]"),
     "workdir": _rare("submit|run|DIR", "Where your script runs: relative paths start there", "--workdir"),
     "gpus": _rare("N", "", "-G", "--gpus", hidden=True),
     "gres": _rare("gpu:[TYPE:]N", "GPUs per node, as Slurm has it", "--gres"),
@@ -193,6 +195,7 @@ def _asked(values: dict[str, Any]) -> Asked:
         if values.get(name) is not None
     ]
     options += _of_gres(values.get("gres"))
+    options += _of_environment(values)
     options += [
         ("resources.sbatch_extra", [f"--{name}={values[name]}"], f"--{name}")
         for name in _PASSED_ON
@@ -205,6 +208,20 @@ def _asked(values: dict[str, Any]) -> Asked:
             raise UserError(f"--set {item!r} is not KEY=VALUE", todo="for example --set train.steps=1000")
         options.append((key, value, f"--set {key}"))
     return Asked(values.get("job"), tuple(values.get("args") or ()), options, values.get("module"))
+
+
+def _of_environment(values: dict[str, Any]) -> list[tuple[str, Any, str]]:
+    """Return the keys that `--venv` and `--conda` set. Raises UserError."""
+    from slurmddp.errors import UserError
+
+    given = [name for name in ("image", "venv", "conda") if values.get(name) is not None]
+    if len(given) > 1:
+        raise UserError(f"--{given[0]} and --{given[1]} cannot be combined", todo="remove one of them")
+    if given in ([], ["image"]):
+        return []
+    from slurmddp.launch.python_environment import conda_options, venv_options
+
+    return venv_options(values["venv"]) if given == ["venv"] else conda_options(values["conda"], os.environ)
 
 
 def _of_gres(text: str | None) -> list[tuple[str, Any, str]]:

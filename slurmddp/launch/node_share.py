@@ -9,7 +9,7 @@ from slurmddp.plan.layout import partition_of
 from slurmddp.plan.model import Note
 from slurmddp.plan.ranks import is_auto
 from slurmddp.slurm.describe import Node
-from slurmddp.spec.document import Key, Origin
+from slurmddp.spec.document import Key
 from slurmddp.spec.resolve import SLURM_LAYER, Resolved
 from slurmddp.spec.types import memory
 
@@ -57,19 +57,8 @@ def with_share(resolved: Resolved, cluster: Cluster | None = None) -> tuple[Reso
     part = "all" if wanted.exclusive else f"{gpus} of {least.gpus} GPUs"
     text = f"{least.cpus} cores" + (f" and {memory(mem)} of memory" if len(values) > 1 else "") + " per node"
     told = f"asks for {text}: {part} of {least.node} ({_SOURCE}); resources.cpus_per_node overrides it"
-    return _laid(resolved, values, f"{_SOURCE}: {part} of {least.node}"), [Note("note", told)]
-
-
-def _laid(resolved: Resolved, values: dict[str, Any], where: str) -> Resolved:
-    """Return the job with these values of `resources`, which no other layer sets."""
-    layered, job = resolved.layered, resolved.job
-    tree = {**layered.tree, "resources": {**(layered.tree.get("resources") or {}), **values}}
-    origins: dict[Key, Origin] = dict(layered.origins)
-    origins |= {("resources", key): Origin(SLURM_LAYER, where) for key in values}
-    resources = job.resources.model_copy(update=values)
-    return resolved._replace(
-        job=job.model_copy(update={"resources": resources}), layered=layered._replace(tree=tree, origins=origins)
-    )
+    keys: dict[Key, Any] = {("resources", key): value for key, value in values.items()}
+    return resolved.laid(keys, SLURM_LAYER, f"{_SOURCE}: {part} of {least.node}"), [Note("note", told)]
 
 
 def _shares(resolved: Resolved, gpus: int, cluster: Cluster) -> list[_Share] | None:

@@ -15,6 +15,7 @@ from slurmddp.launch.job_check.cluster import Cluster
 from slurmddp.launch.modules import module_file
 from slurmddp.launch.named_file import JOB_SUFFIXES, wrong_file
 from slurmddp.launch.node_share import with_share
+from slurmddp.launch.python_environment import with_active
 from slurmddp.launch.this_machine import python_for_torch, with_gpus
 from slurmddp.plan.build import make_plan
 from slurmddp.plan.model import Allocation, Context, Plan
@@ -81,6 +82,7 @@ def prepare(request: Request) -> Prepared:
         refuse_secrets(resolved)
     cwd = _cwd(request.environment)
     resolved = with_gpus(_with_project(resolved, cwd), request.environment)
+    resolved, found = with_active(resolved, request.environment)
     folders = tuple(str(path / "checkpoints") for path in resumed)
     allocation = _allocation(request.environment) if request.inside else None
     seconds = _save_seconds(resumed)
@@ -98,7 +100,7 @@ def prepare(request: Request) -> Prepared:
     prepared = None
     with collecting(errors):
         plan = _planned(resolved, context, errors)
-        prepared = Prepared(resolved, plan._replace(notes=(*notes, *plan.notes)), resumed, seconds)
+        prepared = Prepared(resolved, plan._replace(notes=(*found, *notes, *plan.notes)), resumed, seconds)
         if errors:
             from slurmddp.launch.problems import refuse_problems
 

@@ -92,7 +92,7 @@ def check_image(resolved: Resolved) -> None:
             "container.image is not set: the ranks need an image, or a Python environment",
             where=where,
             todo="with an image: slurmddp build-image image.sif --recipe ngc-pytorch, then --image image.sif\n"
-            "  -> with a venv: --set container.runtime=none --set 'setup=[source VENV/bin/activate]'",
+            "  -> with an environment that has torch: activate it before you submit, or --venv DIR, or --conda NAME",
         )
     if "://" in wanted.image:
         raise UserError(

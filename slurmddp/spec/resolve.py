@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -60,6 +61,29 @@ class Resolved(NamedTuple):
     site_from: str = ""
     mistakes: tuple[UserError, ...] = ()
     site_known: bool = True
+
+    def laid(self, values: Mapping[Key, Any], layer: str, where: str) -> Resolved:
+        """Return the job with these values, which are of its types and which no other layer sets. A tuple begins with
+        what is set of it, and what follows is new.
+        """
+        tree, job, origins = copy.deepcopy(self.layered.tree), self.job, dict(self.layered.origins)
+        for key, value in values.items():
+            branch, models = tree, [job]
+            for name in key[:-1]:
+                branch[name] = branch.get(name) or {}
+                branch = branch[name]
+                models.append(getattr(models[-1], name))
+            if isinstance(value, tuple):
+                old = branch.get(key[-1]) or []
+                origins |= {(*key, str(index)): Origin(layer, where) for index in range(len(old), len(value))}
+                branch[key[-1]] = [*old, *value[len(old) :]]
+            else:
+                branch[key[-1]] = value
+                origins[key] = Origin(layer, where)
+            for name, model in zip(reversed(key), reversed(models), strict=True):
+                value = model.model_copy(update={name: value})
+            job = value
+        return self._replace(job=job, layered=self.layered._replace(tree=tree, origins=origins))
 
     def location(self, *key: str) -> str:
         """`FILE:LINE: key` for a message about the value of `key`."""

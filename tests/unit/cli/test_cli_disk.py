@@ -58,7 +58,7 @@ def size_of(path: Path) -> int:
     return sum(file.lstat().st_size for file in path.rglob("*") if file.is_file())
 
 
-def test_du_lists_the_biggest_first_and_follows_no_link(cli: Cli, desk: Desk) -> None:
+def test_clean_alone_lists_the_biggest_first_and_follows_no_link(cli: Cli, desk: Desk) -> None:
     small, big = made(desk, "small"), made(desk, "big", 100, 200)
     (small.path / "data").symlink_to(desk.write("data/huge", "x" * 100_000).parent)
     (small.path / "image.sif").symlink_to(desk.project / "data" / "huge")
@@ -71,12 +71,11 @@ def test_du_lists_the_biggest_first_and_follows_no_link(cli: Cli, desk: Desk) ->
     head, *rows = cli("clean").out.splitlines()
     assert head.split() == ["RUN", "SIZE", "CHECKPOINTS", "LOGS", "FILES", "AGE"]
     assert [row.split()[0] for row in rows] == ["big", "small", "2"]
-    assert [row.split()[0] for row in cli("clean", "small").out.splitlines()[1:]] == ["small"]
 
 
 def test_clean_wants_to_know_which_runs(cli: Cli, desk: Desk) -> None:
     made(desk, "gpt-1")
-    for words in ((), ("--yes",), ("--keep", "1")):
+    for words in (("--yes",), ("--keep", "1")):
         done = cli("clean", *words)
         assert (done.code, done.out) == (2, "") and "name runs to clean" in done.err
     assert cli("clean", "--state", "finished").code == 2

@@ -73,7 +73,7 @@ def test_inspect(images: Path, cli: Cli) -> None:
     assert missing.code == 2 and "cannot read the image" in missing.err
 
 
-def test_gc_keeps_what_is_newest_used_or_not_ours(
+def test_clean_keeps_what_is_newest_used_or_not_ours(
     images: Path, desk: Desk, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HOME", "XDG_STATE_HOME"):
@@ -88,9 +88,10 @@ def test_gc_keeps_what_is_newest_used_or_not_ours(
     left.write_bytes(b"half")
     before = sorted(path.name for path in images.iterdir())
 
-    said = cli("clean", "--images", "images").out
+    shown = cli("clean", "--images", "images")
+    said = shown.out
     assert "ngc-old.sif" in said and "2 newer of recipe ngc" in said and "leftover of a killed build" in said
-    assert "--yes" in said and sorted(path.name for path in images.iterdir()) == before
+    assert shown.code == 2 and "--yes" in shown.err and sorted(path.name for path in images.iterdir()) == before
     with only_build(images / "ngc-new.sif", [].append):
         assert "killed" not in cli("clean", "--images", "images").out, "it may be the one that is being built"
     assert "removed: " in cli("clean", "--images", "images", "--yes").out
@@ -128,7 +129,7 @@ def test_the_driver_of_the_profile_and_the_cuda_of_the_image(
     facts = json.loads(lock_path(image).read_text()) | {"bytes": len(SIF), "mtime": image.stat().st_mtime}
     lock_path(image).write_text(lock_text(facts))
     desk.write("job.yaml", LM_JOB)
-    assert planned in cli("check", "job.yaml", "--image", "images/ngc.sif").err
+    assert planned in cli("check", "job.yaml", "--image", "images/ngc.sif").out
     said = cli("submit", "job.yaml", "--dry-run", "--image", "images/ngc.sif").err
     assert (submitted in said) if submitted else ("the image may not run on these nodes" not in said)
 

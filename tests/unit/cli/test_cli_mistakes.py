@@ -46,7 +46,7 @@ TABLE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (
             "slurmddp: container.image is not set: the ranks need an image, or a Python environment",
             "slurmddp build-image image.sif --recipe ngc-pytorch, then --image image.sif",
-            "--set container.runtime=none --set 'setup=[source VENV/bin/activate]'",
+            "or --venv DIR, or --conda NAME",
         ),
     ),
     "a typo": (("trian.py", *GOOD), ("trian.py: the script ", "trian.py does not exist", "did you mean train.py?")),

@@ -1,0 +1,119 @@
+"""Virtual and conda environments in the place of an image: what `--venv` and `--conda` set, and the active one."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from slurmddp.errors import UserError
+from slurmddp.plan.model import Note
+from slurmddp.spec.document import Key
+from slurmddp.spec.resolve import Resolved
+
+#: The layer of what the shell that submits has activated.
+_LAYER = "active environment"
+#: Seconds for the start of an environment's Python, on a slow shared disk.
+_PATIENCE = 30
+_NO_IMAGE = ("container", "runtime"), "none"
+
+
+class Environment(NamedTuple):
+    """kind: of messages; lines: the setup lines that activate it on a node; source: where it was found."""
+
+    kind: str
+    folder: Path
+    lines: tuple[str, ...]
+    source: str
+
+
+def venv_options(folder: str) -> list[tuple[str, Any, str]]:
+    """Return what `--venv DIR` sets. Raises UserError if it is none."""
+    return _options(_venv(Path(folder).absolute(), "--venv"))
+
+
+def conda_options(name: str, environment: Mapping[str, str]) -> list[tuple[str, Any, str]]:
+    """Return what `--conda NAME` (or its folder) sets. Raises UserError if this machine has no conda."""
+    return _options(_conda(name, environment, "--conda"))
+
+
+def _options(found: Environment) -> list[tuple[str, Any, str]]:
+    return [(".".join(_NO_IMAGE[0]), _NO_IMAGE[1], found.source), ("setup", list(found.lines), found.source)]
+
+
+def _venv(folder: Path, source: str) -> Environment:
+    activate = folder / "bin" / "activate"
+    if not activate.is_file():
+        raise UserError(
+            f"{folder} is no virtual environment: it has no bin/activate",
+            where=source,
+            todo=f"python3 -m venv {shlex.quote(str(folder))}, then pip install torch there",
+        )
+    return Environment("virtual environment", folder, (f"source {shlex.quote(str(activate))}",), source)
+
+
+def _conda(name: str, environment: Mapping[str, str], source: str) -> Environment:
+    """conda itself is named by its folder: the nodes' PATH may lack it."""
+    program = environment.get("CONDA_EXE") or shutil.which("conda", path=environment.get("PATH"))
+    script = Path(program or "").parent.parent / "etc" / "profile.d" / "conda.sh"
+    if not program or not script.is_file():
+        raise UserError(
+            "conda is not on this machine" if not program else f"conda has no {script}",
+            where=source,
+            todo="load it first (module load), or write the lines that activate it into the job file: setup: [...]",
+        )
+    folder = Path(name).absolute() if os.sep in name else None
+    return Environment(
+        "conda environment",
+        folder or Path(name),
+        (f"source {shlex.quote(str(script))}", f"conda activate {shlex.quote(str(folder or name))}"),
+        source,
+    )
+
+
+def with_active(resolved: Resolved, environment: Mapping[str, str]) -> tuple[Resolved, list[Note]]:
+    """Return the job with the environment that is active here, if nothing says what its ranks run in.
+
+    That is one that the shell has activated, and only if it has torch.
+    """
+    container = resolved.job.container
+    by_user = resolved.layered.origins.get(("container", "runtime"))
+    named = container.image or container.recipe or container.base or (by_user and not by_user.layer.startswith("site "))
+    if named or container.runtime == "none" or resolved.site.scheduler != "slurm":
+        return resolved, []
+    without: list[str] = []
+    for found in _active(environment):
+        if not _has_torch(found.folder):
+            without.append(f"the {found.kind} {found.folder} ({found.source}) has no torch")
+            continue
+        told = f"no image is named: the ranks use the {found.kind} {found.folder} ({found.source}); --image, --venv "
+        values: dict[Key, Any] = {_NO_IMAGE[0]: _NO_IMAGE[1], ("setup",): (*resolved.job.setup, *found.lines)}
+        return resolved.laid(values, _LAYER, found.source), [Note("note", f"{told}or --conda names another")]
+    return resolved, [Note("note", text) for text in without]
+
+
+def _active(environment: Mapping[str, str]) -> list[Environment]:
+    found: list[Environment] = []
+    for variable, make in (("VIRTUAL_ENV", _venv), ("CONDA_PREFIX", None)):
+        folder = environment.get(variable)
+        if not folder:
+            continue
+        try:
+            found.append(make(Path(folder), variable) if make else _conda(folder, environment, variable))
+        except UserError:
+            continue  # a variable that an older shell has left
+    return found
+
+
+def _has_torch(folder: Path) -> bool:
+    """Return whether its Python finds torch; False also for one that does not start."""
+    question = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+    command = [str(folder / "bin" / "python"), "-Ic", question]
+    try:
+        return subprocess.run(command, capture_output=True, timeout=_PATIENCE, check=False).returncode == 0
+    except (OSError, subprocess.SubprocessError):
+        return False
