@@ -55,7 +55,7 @@ class Attempts:
             job.exit_code, job.decision = 0, DONE
             return
         if not job.must_end() and not choose_save(job, look):
-            self._record(self.decide(), launched=False)
+            self.record(self.decide(), launched=False)
             return
         if job.must_end():
             job.say("asked to stop before the ranks started")

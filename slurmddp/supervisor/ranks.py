@@ -106,7 +106,7 @@ class Rank:
             last = now
 
     def tell(self, host: str) -> List[str]:
-        """Return the lines for `slurmddp stacks`: what is known of the rank, and its stacks."""
+        """Return the lines for `slurmddp debug stacks`: what is known of the rank, and its stacks."""
         state = _status(self.pid, "State")
         lines = [records.write(records.Rank(self.number, self.world, self.pid, state, self.how, host))]
         if self.how in ("asked", "signal"):

@@ -20,7 +20,7 @@ CHECKPOINT = "SLURMDDP_CHECKPOINT"
 MOST = 150.0
 
 
-def choose_save(job: Job, look: Callable[[], None]) -> bool:
+def choose_save(job: Job, look: Callable[[], Any]) -> bool:
     """Choose the save for the attempt that comes. look: called meanwhile. Return whether the ranks may start."""
     saves = json.loads(job.values.words["saves"] or "null")
     if saves is None:  # each start of torchrun's agents chooses for itself

@@ -1,4 +1,4 @@
-"""Lines of `slurmddp stacks`: written and read in one place."""
+"""Lines of `slurmddp debug stacks`: written and read in one place."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 import os
 import stat
 import subprocess
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,35 +76,39 @@ def test_nothing_of_another_users_folder_is_run(tmp_path: Path, owner: int) -> N
     )
 
 
+def archive(run: Path, main: str, **modules: str) -> Path:
+    """A run's archive, whose supervisor has this main() and these modules."""
+    path = run / "code/slurmddp.zip"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files = {"__init__": "", "supervisor/__init__": "", "supervisor/__main__": main}
+    with zipfile.ZipFile(path, "w") as written:
+        for name, text in {**files, **{f"supervisor/{name}": text for name, text in modules.items()}}.items():
+            written.writestr(f"slurmddp/{name}.py", text)
+    return path
+
+
+def start(path: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    shell = ROOT / "slurmddp/shell/python.sh"
+    return subprocess.run(["bash", str(shell), "", str(path), *words], capture_output=True, text=True, check=False)
+
+
 def test_a_program_that_has_begun_imports_from_the_folder_that_was_looked_at(tmp_path: Path) -> None:
     """python.sh holds it open: another one in its place, at any moment after the look, changes nothing."""
-    run = tmp_path / "run"
-    supervisor = run / "code/slurmddp/supervisor"
-    supervisor.mkdir(parents=True)
-    main = "import os, sys; sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))\n"
-    main += f"os.rename({str(run)!r}, {str(run)!r} + '-ours'); os.makedirs({str(supervisor)!r})\n"
-    main += (
-        f"open({str(supervisor)!r} + '/part.py', 'w').write('text = 0')\nimport part; print(part.text, *sys.argv[1:])\n"
-    )
-    (supervisor / "__main__.py").write_text(main)
-    (supervisor / "part.py").write_text("text = 'ours'\n")
-    words = ["bash", str(SHELL / "python.sh"), "", str(supervisor / "__main__.py"), "job", "a b"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    run, other = tmp_path / "run", tmp_path / "other"
+    archive(other, "", part="text = 'a stranger'")
+    main = f"import os, sys; os.rename({str(run)!r}, {str(run)!r} + '-ours'); os.rename({str(other)!r}, {str(run)!r})\n"
+    main += "def main():\n    from slurmddp.supervisor import part\n    print(part.text, *sys.argv[1:])\n"
+    done = start(archive(run, main, part="text = 'ours'"), "job", "a b")
     assert (done.returncode, done.stdout) == (0, "ours job a b\n"), done.stderr
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="giving a folder to another user takes root")
 @pytest.mark.parametrize("owner", [0, 65534, None])
 def test_no_program_starts_in_another_users_folder(tmp_path: Path, owner: int | None) -> None:
-    supervisor = tmp_path / "code/slurmddp/supervisor"
-    supervisor.mkdir(parents=True)
-    (supervisor / "__main__.py").write_text("print('ran')\n")
+    path = archive(tmp_path, "def main():\n    print('ran')\n")
     if owner is not None:
         os.chown(tmp_path, owner, -1)
-    file = supervisor / "__main__.py" if owner is not None else tmp_path / "gone/code/slurmddp/supervisor/__main__.py"
-    done = subprocess.run(
-        ["bash", str(SHELL / "python.sh"), "", str(file)], capture_output=True, text=True, check=False
-    )
+    done = start(path if owner is not None else tmp_path / "gone/code/slurmddp.zip", "job")
     assert (done.returncode, done.stdout) == ((0, "ran\n") if owner == 0 else (98, "")), done.stderr
 
 
