@@ -27,5 +27,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"partition {offer['partition']:<16} {when}"
     for why in found["not_checked"]:
         yield f"not checked: {one_line(why)}"
+    for what in found["depends_on"]:
+        yield f"not checked, the job depends on it: {one_line(what)}"
     start = f"; Slurm would start it at {found['start']}" if found["start"] else ""
     yield f"job {found['job']}, {found['rules']} rules: {total(found['counts'])}{start}"

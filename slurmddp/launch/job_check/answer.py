@@ -14,12 +14,19 @@ from slurmddp.launch.job_check.rule import RULES, Finding, Subject, check_job
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.problems import problems, unknown_here
 from slurmddp.plan.model import Plan
+from slurmddp.render.scripts import python_of_submit
+
+_PYTHON = (
+    "a Python 3.6 or newer on each node: /usr/bin/python3, /usr/libexec/platform-python or {} "
+    "(`slurmddp check --preflight` asks the nodes)"
+)
 
 
 class Answer(NamedTuple):
     """mistakes: why `submit` would refuse the job, whatever the rules say; elsewhere: what only a login node of the
     cluster can tell; start: when Slurm would start the job, its local time; silent: which of Slurm's commands did not
-    answer, and why; offers: None where nobody asked for partitions."""
+    answer, and why; offers: None where nobody asked for partitions; depends: on what of the nodes the job depends,
+    which no rule can see from here."""
 
     plan: Plan
     mistakes: list[str]
@@ -28,6 +35,7 @@ class Answer(NamedTuple):
     start: str | None
     silent: list[str]
     offers: list[Offer] | None
+    depends: list[str]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the answer for --json; docs/check.md lists the keys."""
@@ -42,6 +50,7 @@ class Answer(NamedTuple):
             "findings": [each.as_dict() for each in self.findings],
             "start": self.start,
             "not_checked": [*self.elsewhere, *self.silent],
+            "depends_on": self.depends,
             "partitions": None if self.offers is None else [each._asdict() for each in self.offers],
         }
 
@@ -51,7 +60,7 @@ def answer(
 ) -> Answer:
     """Check a job by all rules, and ask Slurm when it would start. refused: its mistakes, with which no rule is run."""
     if refused is not None:
-        return Answer(prepared.plan, [str(part) for part in refused.parts], [], [], None, [], None)
+        return Answer(prepared.plan, [str(part) for part in refused.parts], [], [], None, [], None, [])
     subject = Subject(prepared, cluster or Cluster(), os.environ)
     plan = prepared.plan
     found = check_job(subject)
@@ -62,4 +71,6 @@ def answer(
         f"{error.where}: {error.what}" if error.where else error.what
         for error in unknown_here(plan, problems(prepared))
     ]
-    return Answer(plan, [], found, elsewhere, trial.start if trial else None, subject.cluster.silent, offered)
+    start = trial.start if trial else None
+    depends = [_PYTHON.format(python_of_submit())] if plan.scheduler == "slurm" else []
+    return Answer(plan, [], found, elsewhere, start, subject.cluster.silent, offered, depends)

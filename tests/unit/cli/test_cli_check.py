@@ -125,6 +125,7 @@ def test_a_job_is_checked_and_the_exit_code_follows_the_worst_finding(cli: Cli, 
     shown = cli("check", "job.yaml")
     assert shown.code == 0 and "ranks               2 = 1 per node x 2" in shown.out, "the plan stands above"
     assert "\nnot checked: sbatch is not in PATH\n" in shown.out, "another machine may have it"
+    assert "not checked, the job depends on it: a Python 3.6 or newer on each node: /usr/bin/python3, " in shown.out
     assert shown.out.splitlines()[-1].startswith("job x, ")
     desk.program("sbatch", "#!/bin/sh\n")
     assert cli("check", "job.yaml").code == 0
