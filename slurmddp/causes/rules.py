@@ -63,16 +63,14 @@ class RuleSet:
 
     def __init__(self, rules: Sequence[Rule], signals: Mapping[int, str]) -> None:
         self.rules, self.signals = tuple(rules), signals
-        self.consequences = self._of_texts(cause.CONSEQUENCE)
-        self.user_errors = self._of_texts(cause.USER)
-        self._texts = tuple(rule for rule in self.rules if rule.source == "text")
+        self._texts = self.of_lines("text")
         #: The order of each consequence.
-        self.weak_order = self.consequences[0].order
+        self.weak_order = next(rule.order for rule in self._texts if rule.kind == cause.CONSEQUENCE)
         #: By source: one pattern for lines that any rule may want. It keeps the search of a long log fast.
         self.candidates = {source: self._candidates(source) for source in ("log", "srun.err")}
 
     def of_lines(self, source: str) -> Tuple[Rule, ...]:
-        """Return the rules for lines of node logs (log) or of srun's errors (srun.err)."""
+        """Return the rules for lines of node logs (log), of srun's errors (srun.err), or for texts (text)."""
         return tuple(rule for rule in self.rules if rule.source == source)
 
     def kind_of_text(self, text: bytes, otherwise: str) -> str:
@@ -82,9 +80,6 @@ class RuleSet:
     def signal_name(self, number: int) -> str:
         """Return `SIGSEGV`, or `signal 40`."""
         return self.signals.get(number, f"signal {number}")
-
-    def _of_texts(self, kind: str) -> Tuple[Rule, ...]:
-        return tuple(rule for rule in self.rules if rule.source == "text" and rule.kind == kind)
 
     def _candidates(self, source: str) -> Pattern[bytes]:
         patterns = (rule.keys.get(key) for rule in self.of_lines(source) for key in ("match", "after"))
@@ -113,11 +108,6 @@ def kind_of(text: str, otherwise: str) -> str:
 def is_consequence(text: str) -> bool:
     """Return whether this is what ranks see after another rank failed."""
     return kind_of(text, "") == cause.CONSEQUENCE
-
-
-def is_user_error(text: str) -> bool:
-    """Return whether the user has to correct this: it would be the same on another node."""
-    return any(rule.has("match", text.encode("utf-8", errors="replace")) for rule in rules().user_errors)
 
 
 def killed_by(signal: str) -> str:

@@ -12,6 +12,7 @@ from typing import BinaryIO, cast
 from slurmddp.doctor.diagnose import AFTER_A_CANCEL, AFTER_THE_END, SIGNAL_EXITS, Examination
 from slurmddp.doctor.flight import is_dump
 from slurmddp.errors import UserError
+from slurmddp.records import refusal
 from slurmddp.records.events import NAMES, Event, newest, of, parse
 from slurmddp.records.job_events import AttemptEnded, CancelRequested, JobEnded, NodeExcluded, Requeued
 from slurmddp.records.json_lines import LONGEST
@@ -208,11 +209,11 @@ def _preflight(found: Examination, folder: RunFolder, attempt: int) -> None:
     for path in sorted((folder.attempt_logs(attempt) / "preflight").glob("*.failed")):
         try:
             with open_plain(path, folder.path) as handle:
-                lines = handle.read(_BYTES).decode("utf-8", errors="replace").strip().splitlines()
+                said = refusal.read(handle.read(_BYTES).decode("utf-8", errors="replace")).text
         except OSError:
             continue
-        if lines:
-            found.fact(str(path), 1, f"preflight: {lines[0]}", node=path.stem)
+        if said:
+            found.fact(str(path), 2, f"preflight: {said}", node=path.stem)
 
 
 def _events(found: Examination, folder: RunFolder, attempt: int | None) -> None:

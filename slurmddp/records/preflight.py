@@ -2,6 +2,8 @@
 
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Tuple
 
+from slurmddp.records.job_events import EITHER, USER
+
 VERSION = 1
 #: Levels: the node cannot train; it can.
 BAD, WARN = "bad", "warn"
@@ -14,12 +16,14 @@ _MOST = 20
 
 
 class Finding(NamedTuple):
-    """Something about one node. todo: what the user can do about it. either: another node may be at fault instead."""
+    """Something about one node. todo: what the user can do about it. fault: user, if it would be the same on
+    another node; either, if another node may be at fault instead.
+    """
 
     level: str
     reason: str
     todo: str
-    either: bool = False
+    fault: str = ""
 
     @property
     def text(self) -> str:
@@ -36,9 +40,10 @@ class Verdict(NamedTuple):
         """Return why a node cannot train, in one line; empty if it can."""
         return "; ".join(finding.text for finding in self.findings.get(node, ()) if finding.level == BAD)
 
-    def either(self, node: str) -> bool:
-        """Return whether another node may be at fault for all that this one cannot train for."""
-        return all(finding.either for finding in self.findings.get(node, ()) if finding.level == BAD)
+    def fault(self, node: str) -> str:
+        """Return whose fault it is that a node cannot train; empty: its own. either: for all that is bad."""
+        faults = {finding.fault for finding in self.findings.get(node, ()) if finding.level == BAD}
+        return USER if USER in faults else EITHER if faults == {EITHER} else ""
 
     def lines(self) -> List[str]:
         """Return one line `NODE ok` or `NODE bad ...` for each node, and one for each warning, for people."""
@@ -81,12 +86,12 @@ def read_findings(items: Any) -> List[Finding]:
     for item in items if isinstance(items, list) else [None]:
         if not (isinstance(item, list) and len(item) in (3, 4) and item[0] in (BAD, WARN)):
             raise ValueError("not a finding: {!r}".format(item))
-        found.append(Finding(item[0], str(item[1]), str(item[2]), item[3:] == [True]))
+        found.append(Finding(item[0], str(item[1]), str(item[2]), item[3] if item[3:] in ([USER], [EITHER]) else ""))
     return found
 
 
-def bad(reason: str, todo: str, either: bool = False) -> Finding:
-    return Finding(BAD, reason, todo, either)
+def bad(reason: str, todo: str, fault: str = "") -> Finding:
+    return Finding(BAD, reason, todo, fault)
 
 
 def warn(reason: str, todo: str) -> Finding:

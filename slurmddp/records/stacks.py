@@ -1,4 +1,4 @@
-"""What the program `ranks` prints for `slurmddp debug stacks`: a line for each rank of its node, and one for each line of its
+"""What the program `ranks` prints for `debug stacks`: a line for each rank of its node, and one for each line of its
 stacks. srun may put lines of other nodes between them, and cuts long ones.
 """
 

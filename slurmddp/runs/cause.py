@@ -15,6 +15,7 @@ from slurmddp.records.job_events import AttemptEnded, NodeExcluded
 from slurmddp.records.preflight import read
 from slurmddp.records.progress import read_ranks
 from slurmddp.records.rank_events import Error, Hang, HangOver, HangReported, RankExited, RankStarted
+from slurmddp.records.refusal import read as read_refusal
 from slurmddp.runs.events import read_events
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.logs import Follower
@@ -74,7 +75,7 @@ def _of_preflight(run: RunFolder, attempt: int, excluded: Mapping[str, str]) -> 
     for path in sorted(folder.glob("*.failed")):
         with contextlib.suppress(OSError):
             text = read_plain(path, _BYTES, run.path).decode("utf-8", errors="replace")
-            bad[path.stem] = _first_line(text.strip())
+            bad[path.stem] = read_refusal(text).text
     with contextlib.suppress(OSError, ValueError):  # no check
         verdict = read(read_json(folder / "verdict.json", run.path))
         for node in verdict.findings:

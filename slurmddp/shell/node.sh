@@ -7,11 +7,13 @@ read_facts() {
   IFS=$'\x1f' read -r code scratch node_rank head address is_host interface network gloo_interface ranks threads counted <<<"$facts"
 }
 
-fail() {
+fail() { # with `user` before the text: what the user has to correct, which would be the same on another node
+  local fault=
+  [[ "$1" != user ]] || { fault=$1; shift; }
   printf 'slurmddp: node %s: %s\n' "$host" "$*" >&2
   read_facts # a setup line may have used these names
   # for job.sh. What fails beside the ranks says nothing of the attempt
-  [[ -n "$attach" ]] || "${starter[@]}" "$code" fail "$host" "$preflight$alone" "$*" || true
+  [[ -n "$attach" ]] || "${starter[@]}" "$code" fail "$host" "$preflight$alone" "$fault" "$*" || true
   builtin exit 1
 }
 
@@ -48,14 +50,14 @@ print(sys.version_info >= (3, 10), (lacks + ["nothing"])[0], "%d.%d" % sys.versi
     # Is it Python, or does the container itself not start?
     "${container[@]}" /bin/sh -c "command -v \"\$0\"" "$python" >/dev/null 2>&1 || there=$?
     case $there in
-      0) fail "container.python: $python does not work: ${said##*$'\n'}" ;;
-      1 | 127) fail "container.python: there is no $python $where" ;;
+      0) fail user "container.python: $python does not work: ${said##*$'\n'}" ;;
+      1 | 127) fail user "container.python: there is no $python $where" ;;
       *) fail "cannot start $python: ${said##*$'\n'}" ;;
     esac
   fi
   read -r new lacks version path <<<"${said##*$'\n'}"
-  [[ "$new" != False ]] || fail "container.python: $path is Python $version; the ranks need 3.10 or newer"
-  for module in "${modules[@]}"; do [[ "$lacks" != "$module" ]] || fail "no $module in $path: $todo"; done
+  [[ "$new" != False ]] || fail user "container.python: $path is Python $version; the ranks need 3.10 or newer"
+  for module in "${modules[@]}"; do [[ "$lacks" != "$module" ]] || fail user "no $module in $path: $todo"; done
 }
 
 # Check the sources of the binds: if one is missing, the container does not start, and names only that one
@@ -213,7 +215,7 @@ if ((${#setup[@]} > 0)); then
   finished=
   source "$code/slurmddp/shell/setup.sh"
   read_facts # once more: scripts of modules and conda have variables of these names, too
-  [[ -n "$finished" ]] || fail "setup line failed: it must not call return: $line"
+  [[ -n "$finished" ]] || fail user "setup line failed: it must not call return: $line"
 fi
 [[ -z "$cache" ]] || mkdir -p "$cache" || fail "cannot create the cache folder, $cache"
 [[ -z "$miopen" ]] || mkdir -p "$scratch/miopen"

@@ -10,10 +10,10 @@ python_before=$(command -v python3)
 eval 'exit() {
   local code=${1-$?}
   ((BASH_SUBSHELL == 0)) || builtin exit "$code"
-  fail "setup line exited with code $code: $line"
+  fail user "setup line exited with code $code: $line"
 }'
 for line in "${setup[@]}"; do
-  eval "$line" || fail "setup line failed with exit code $?: $line"
+  eval "$line" || fail user "setup line failed with exit code $?: $line"
 done
 unset -f exit
 set -eu

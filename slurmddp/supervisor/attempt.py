@@ -4,6 +4,7 @@ from typing import Any, Dict, List, Optional
 
 from slurmddp.records.cause import Cause
 from slurmddp.records.job_events import USER, AttemptEnded, AttemptStarted, Cleaned, NodeExcluded
+from slurmddp.records.refusal import Refusal
 from slurmddp.supervisor.brain.decide import decide
 from slurmddp.supervisor.brain.types import DONE, NEXT, REQUEUE, Decision, Facts
 from slurmddp.supervisor.job import Job
@@ -132,7 +133,7 @@ class Attempts:
             saved=job.saved() if stop is not None else None,
             chosen=tuple(job.nodes.chosen),
             lost=tuple(lost),
-            refused=logs["refused"],
+            refused={node: Refusal(*said) for node, said in logs["refused"].items()},
             unreached=tuple((node, text) for node, text in logs["unreached"]),
             killed_agents=tuple(logs["killed_agents"]),
             signalled=logs["signalled"],

@@ -10,8 +10,10 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from slurmddp.causes.find import find, node_logs
 from slurmddp.records import network, preflight
+from slurmddp.records import refusal as refusals
 from slurmddp.records.cause import read as read_cause
 from slurmddp.records.progress import read_ranks
+from slurmddp.records.refusal import Refusal
 from slurmddp.records.text import first_line
 
 _UNREACHED = re.compile(r"^srun: error: Task launch for \S* failed on node ([^ :]*): (.*)")
@@ -44,15 +46,15 @@ class Logs:
         verdict = _record(self.inside(logs, "preflight", "verdict.json"), preflight.read)
         return {"verdict": verdict, "failed": self.failed(logs, nodes), "unreached": self.unreached(logs)}
 
-    def failed(self, logs: str, nodes: List[str]) -> Dict[str, str]:
+    def failed(self, logs: str, nodes: List[str]) -> Dict[str, Refusal]:
         """Return what node.sh said on the nodes where it could not start."""
         found = {}
         there = {os.path.basename(path) for path in self.listed(logs, "preflight", "*.failed")}
         for node in nodes:
             if node + ".failed" in there:
-                text = first_line("\n".join(_lines(self.inside(logs, "preflight", node + ".failed")) or [""]))
-                if text:
-                    found[node] = text
+                refusal = refusals.read("\n".join(_lines(self.inside(logs, "preflight", node + ".failed")) or [""]))
+                if refusal.text:
+                    found[node] = refusal
         return found
 
     def unreached(self, logs: str) -> List[Tuple[str, str]]:

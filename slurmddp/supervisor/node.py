@@ -12,6 +12,7 @@ import os
 import sys
 from typing import List, Mapping, Sequence, Tuple
 
+from slurmddp.records.refusal import Refusal
 from slurmddp.supervisor import address, node_failure, unpack
 from slurmddp.supervisor.refused import Refused
 
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
     except Refused as why:
         sys.stderr.buffer.write(os.fsencode("slurmddp: node {}: {}\n".format(values["host"], why)))
         if environment.get("SLURMDDP_STEP") != "attach":  # which says nothing of the attempt
-            node_failure.report(values["host"], values["preflight"] + values["alone"], str(why), environment)
+            node_failure.report(values["host"], values["preflight"] + values["alone"], Refusal(str(why)), environment)
         return 1
     sys.stdout.buffer.write(os.fsencode("\x1f".join(found) + "\n"))
     return 0

@@ -1,6 +1,6 @@
-"""Tells job.sh, for node.sh, why this node cannot start its ranks: fail HOST TOGETHER TEXT
+"""Tells job.sh, for node.sh, why this node cannot start its ranks: fail HOST TOGETHER FAULT TEXT
 
-TOGETHER: not empty if nothing runs on other nodes that the end of this one would end.
+FAULT: as in records/refusal.py. TOGETHER: not empty if nothing runs on other nodes that the end of this one would end.
 """
 
 import os
@@ -8,18 +8,20 @@ import sys
 import time
 from typing import Mapping, Sequence
 
+from slurmddp.records.refusal import Refusal
+
 #: Seconds in which the other nodes say whether they can start their ranks.
 _PATIENCE = 60
 
 
-def report(host: str, together: str, text: str, environment: Mapping[str, str]) -> None:
-    """Write one line, whole or not at all, which the head and job.sh read from the run folder; wait for the others."""
+def report(host: str, together: str, why: Refusal, environment: Mapping[str, str]) -> None:
+    """Write it, whole or not at all: the head and job.sh read it from the run folder. Wait for the others."""
     folder = environment["SLURMDDP_LOGS"] + "/preflight"
     part, path = "{}/.{}.part".format(folder, host), "{}/{}.failed".format(folder, host)
     try:
         os.makedirs(folder, exist_ok=True)
         with open(part, "wb") as file:
-            file.write(os.fsencode(text.replace("\n", " ") + "\n"))
+            file.write(os.fsencode(why._replace(text=why.text.replace("\n", " ")).write()))
         os.rename(part, path)
     except OSError as error:  # then job.sh has the log alone
         print("slurmddp: node {}: cannot write {}: {}".format(host, path, error.strerror), file=sys.stderr)
@@ -42,6 +44,6 @@ def _await_others(folder: str, nodes: int) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Tell of a failure that node.sh has printed."""
-    host, together, text = arguments
-    report(host, together, text, os.environ)
+    host, together, fault, text = arguments
+    report(host, together, Refusal(text, fault), os.environ)
     return 0

@@ -4,10 +4,10 @@ import signal
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from slurmddp.causes.rules import is_user_error
 from slurmddp.records import network, preflight
 from slurmddp.records.cause import Cause
-from slurmddp.records.job_events import EITHER, NETWORK, PREFLIGHT, USER, Network, NodeExcluded, Preflight
+from slurmddp.records.job_events import NETWORK, PREFLIGHT, USER, Network, NodeExcluded, Preflight
+from slurmddp.records.refusal import Refusal
 from slurmddp.supervisor.brain.types import FAILED, NEXT, REQUEUE
 from slurmddp.supervisor.job import Job
 
@@ -23,10 +23,8 @@ def check_nodes(job: Job, look: Callable[[], bool]) -> bool:
         return True
     verdict = None if found["verdict"] is None else preflight.read(found["verdict"])
     bad = _bad(job, found, verdict)
-    for node, line in bad.items():
-        either = verdict is not None and bool(verdict.bad(node)) and verdict.either(node)
-        fault = USER if is_user_error(line) else EITHER if either else ""
-        excluded = NodeExcluded(node, "preflight: " + line, PREFLIGHT, fault)
+    for node, refusal in bad.items():
+        excluded = NodeExcluded(node, "preflight: " + refusal.text, PREFLIGHT, refusal.fault)
         job.exclude(excluded.reason, [node], lambda *_: excluded)  # noqa: B023 - called at once
     checked = len(job.nodes.chosen)
     seconds = int(time.monotonic() - began)
@@ -35,11 +33,11 @@ def check_nodes(job: Job, look: Callable[[], bool]) -> bool:
     if not bad:
         job.folder.tell("remove", "preflight-failed")
         return True
-    node, line = next(iter(bad.items()))
-    job.cause = Cause("preflight: " + line, None, node)
+    node, refusal = next(iter(bad.items()))
+    job.cause = Cause("preflight: " + refusal.text, None, node)
     # If all nodes have the same problem, or earlier nodes had it, other nodes would not help.
     job.decision = FAILED
-    if sum(is_user_error(line) for line in bad.values()) >= checked or (checked > 1 and len(bad) == checked):
+    if sum(refusal.fault == USER for refusal in bad.values()) >= checked or (checked > 1 and len(bad) == checked):
         return False
     if not job.nodes.choose():
         if job.folder.known(None, "read", "preflight-failed") is None:
@@ -50,25 +48,25 @@ def check_nodes(job: Job, look: Callable[[], bool]) -> bool:
     return verdict is not None  # without one, the others are not checked yet
 
 
-def _bad(job: Job, found: Dict[str, Any], verdict: Optional[preflight.Verdict]) -> Dict[str, str]:
+def _bad(job: Job, found: Dict[str, Any], verdict: Optional[preflight.Verdict]) -> Dict[str, Refusal]:
     """Return why which nodes cannot train."""
     missed = dict(found["unreached"])
     if missed:  # whether the others can train is seen once they are asked without these
         return {
-            node: "Slurm could not start a process there: " + missed[node]
+            node: Refusal("Slurm could not start a process there: " + missed[node])
             for node in job.nodes.chosen
             if node in missed
         }
     bad = {}
     for node in job.nodes.chosen:
         if node in found["failed"]:
-            bad[node] = found["failed"][node]
+            bad[node] = Refusal(*found["failed"][node])
         elif verdict is None and node != job.nodes.chosen[0]:
             continue  # the first node should have said it
         elif verdict is None or node not in verdict.findings:
-            bad[node] = "no answer: see {}/preflight/{}.log".format(job.logs, node)
+            bad[node] = Refusal("no answer: see {}/preflight/{}.log".format(job.logs, node))
         elif verdict.bad(node):
-            bad[node] = verdict.bad(node)
+            bad[node] = Refusal(verdict.bad(node), verdict.fault(node))
     return bad
 
 

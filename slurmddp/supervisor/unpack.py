@@ -131,6 +131,7 @@ def unpack(archive: str, folder: str) -> str:
         with open(folder + "/code.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel lets go of it with whoever has it
             if not os.path.isdir(target):
+                _remove_left(folder)
                 part = target + ".part"
                 shutil.rmtree(part, ignore_errors=True)
                 with zipfile.ZipFile(io.BytesIO(_read(archive))) as files:
@@ -145,6 +146,26 @@ def unpack(archive: str, folder: str) -> str:
             )
         ) from error
     return target
+
+
+def _remove_left(folder: str) -> None:
+    """Remove the code of attempts that are over, and that no cleanup has reached: this node was lost to their jobs."""
+    scratch, own = os.path.split(folder)
+    left = [name for name in os.listdir(scratch) if name != own and os.path.isdir(os.path.join(scratch, name, "code"))]
+    if not left:
+        return
+    lives = b"".join(map(_environment, filter(str.isdigit, os.listdir("/proc"))))
+    for name in left:
+        if os.fsencode(name) not in lives:  # in SLURMDDP_RENDEZVOUS_ID, of node.sh and all that it starts
+            shutil.rmtree(os.path.join(scratch, name, "code"), ignore_errors=True)
+
+
+def _environment(process: str) -> bytes:
+    try:
+        with open("/proc/{}/environ".format(process), "rb") as file:
+            return file.read()
+    except OSError:
+        return b""  # it is over, or another user's
 
 
 def _read(archive: str) -> bytes:

@@ -293,11 +293,13 @@ class TestRanks:
         assert resumed_after(run, now, attempt + 1)["step"] > 0
 
     def test_starts_that_die_before_our_program_are_counted(self, ranks: Run) -> None:
-        """The code is gone, as after the purge of a scratch file system; then a rank is killed."""
+        """The code is gone, as after a purge of scratch and of the nodes' /tmp; then a rank is killed."""
         run, attempt = ranks, newest(ranks)
         get_further(run)
         ((node, process, _),) = run.processes("RANK=1")
         (run.folder / "code").rename(run.folder / "code.gone")
+        for each in events(run, "attempt_started")[-1]["nodes"].split():
+            run.cluster.sh(each, "rm -r /tmp/slurmddp-1000/*/code", user="root")
         run.cluster.run(node, ["kill", "-KILL", str(process)])
         status = run.wait("failed", timeout=90)
         assert "copy of the code is gone" in status["cause"]

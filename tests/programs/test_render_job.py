@@ -550,11 +550,11 @@ FAILS = """#!/bin/bash
 [[ -z "${SLURMDDP_SWEEP:-}" && "$*" != *"slurmddp.zip guard"* ]] || exit 0
 echo "${SLURMDDP_STEP:-train}" >>"$SLURMDDP_RUN/steps"
 for node in $WHERE; do
-  echo "$SAYS" >"$SLURMDDP_LOGS/preflight/$node.failed"
+  printf '1 %s\n%s\n' "$FAULT" "$SAYS" >"$SLURMDDP_LOGS/preflight/$node.failed"
   echo "slurmddp: node $node: $SAYS" >>"$SLURMDDP_LOGS/$node.log"
 done
-found='{"nodes": {"node1": [["bad", "%s", ""]]}}'
-[[ -n "$WHERE" ]] || printf "$found" "$SAYS" >"$SLURMDDP_LOGS/preflight/verdict.json"
+found='{"nodes": {"node1": [["bad", "%s", "", "%s"]]}}'
+[[ -n "$WHERE" ]] || printf "$found" "$SAYS" "$FAULT" >"$SLURMDDP_LOGS/preflight/verdict.json"
 exit 1
 """
 NODES = """#!/bin/bash
@@ -567,14 +567,16 @@ esac
 SETUP = "setup line failed with exit code 3: module load x"
 
 
-def failing(desk: Desk, nodes: int, where: str, says: str, *options: str, site: str = "gpus") -> Job:
+def failing(
+    desk: Desk, nodes: int, where: str, says: str, *options: str, site: str = "gpus", fault: str = "user"
+) -> Job:
     """A job whose node.sh fails on some of its nodes."""
     desk.program("srun", FAILS)
     job_yaml = LM_JOB.replace("gpus", site)
     text = job_script(desk.plan(job_yaml, f"resources.nodes={nodes}", "train.batch.global=64", *options))
     job = Job(desk, text, NODES)
     job.begin()
-    job.finish(WHERE=where, SAYS=says, COUNT=str(nodes), COUNTED=str(desk.root / "requeues"))
+    job.finish(WHERE=where, SAYS=says, FAULT=fault, COUNT=str(nodes), COUNTED=str(desk.root / "requeues"))
     return job
 
 
@@ -598,7 +600,7 @@ def test_what_the_user_must_correct_costs_no_further_node(desk: Desk, where: str
 
 
 def test_what_another_node_may_not_have_is_tried_there(desk: Desk) -> None:
-    job = failing(desk, 1, "node1", "cannot bind /data (No such file or directory)")
+    job = failing(desk, 1, "node1", "cannot bind /data (No such file or directory)", fault="")
     assert job.events[-1]["decision"] == "requeue" and (desk.root / "requeues").exists()
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from slurmddp.records.preflight import Finding, Verdict, bad, plain, read, warn
+from slurmddp.records.refusal import Refusal
 from slurmddp.runs.create import write_key
 from slurmddp.runtime import signing
 from slurmddp.runtime.preflight import node as node_side
@@ -210,7 +211,7 @@ def test_a_closed_port_and_one_of_somebody_else(three: Nodes) -> None:
 def test_what_node_sh_says_is_heard_at_once(three: Nodes) -> None:
     folder = three.logs / "preflight"
     folder.mkdir()
-    (folder / "n3.failed").write_text('has no interface "ib0"\n')
+    (folder / "n3.failed").write_text(Refusal('has no interface "ib0"').write())
     code, text = three.check({name: {"SLURMDDP_PREFLIGHT_SECONDS": "600"} for name in three.names}, absent=("n3",))
     assert (code, text) == (3, 'n1 ok\nn2 ok\nn3 bad has no interface "ib0" - see its log')
 
@@ -309,7 +310,7 @@ def test_the_rendezvous_port_is_taken(three: Nodes) -> None:
         assert head.returncode == 1
         assert f"cannot listen on the rendezvous port {three.port}: Address already in use" in errors
     (three.logs / "preflight").mkdir(exist_ok=True)
-    (three.logs / "preflight" / "n1.failed").write_text("as node.sh writes then\n")
+    (three.logs / "preflight" / "n1.failed").write_text(Refusal("as node.sh writes then").write())
     other = three.start("n2", SLURMDDP_PREFLIGHT_SECONDS="600")
     assert "the head n1 failed; see its log" in other.communicate(timeout=PATIENCE)[0] and other.returncode == 0
     assert [path.name for path in (three.logs / "preflight").iterdir()] == ["n1.failed"]

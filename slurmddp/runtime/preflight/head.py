@@ -10,6 +10,7 @@ import sys
 import time
 from typing import Any
 
+from slurmddp.records import refusal
 from slurmddp.records.preflight import Finding, Verdict, any_bad, bad, plain, read_findings, warn
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.preflight import gpu_speed
@@ -121,13 +122,14 @@ class Head:
                 if f"{node}.{kind}" in names and node not in self._reports:
                     path = self._settings.folder / f"{node}.{kind}"
                     try:
-                        text = plain(path.read_text(encoding="utf-8", errors="replace"))
+                        text = path.read_text(encoding="utf-8", errors="replace")
+                        said = refusal.read(text) if kind == "failed" else refusal.Refusal(text)
                     except OSError as error:
-                        text = f"wrote an unreadable status file: {why(error)}"
-                    text = text or "failed without a message"
+                        said = refusal.Refusal(f"wrote an unreadable status file: {why(error)}")
+                    text = plain(said.text) or "failed without a message"
                     failed = kind == "failed"
                     links = {} if failed else {"rendezvous": bad(text, _ROUTE)}
-                    words[node] = Report([bad(text, _LOG)] if failed else [], links)
+                    words[node] = Report([bad(text, _LOG, said.fault)] if failed else [], links)
         return words
 
     def _not_started(self) -> dict[str, Report]:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from slurmddp.records.job_events import EITHER
 from slurmddp.records.preflight import Finding, bad
 
 #: Up to this many nodes, every pair is tried. With more, the number of connections per node must stay small.
@@ -37,7 +38,7 @@ def nodes_to_exclude(nodes: Sequence[str], broken: Mapping[tuple[str, str], str]
         node = max(counts, key=lambda name: (counts[name], position[name]))
         example = next(text for pair, text in left.items() if node in pair)
         if lost[node] == 1:
-            yield node, bad(f"{example}; slurmddp excludes one of the two", _TODO, either=True)
+            yield node, bad(f"{example}; slurmddp excludes one of the two", _TODO, EITHER)
         else:
             yield node, bad(f"cannot connect to {lost[node]} other nodes: {example}", _TODO)
         left = {pair: text for pair, text in left.items() if node not in pair}

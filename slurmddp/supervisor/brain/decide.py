@@ -2,8 +2,8 @@
 
 from typing import Tuple, Union
 
-from slurmddp.causes.rules import is_user_error
 from slurmddp.records.cause import CONSEQUENCE, NOT_FOUND, Cause
+from slurmddp.records.job_events import USER
 from slurmddp.records.progress import stuck
 from slurmddp.supervisor.brain import ledger as ledgers
 from slurmddp.supervisor.brain.types import (
@@ -104,7 +104,8 @@ def _nobody_asked(settings: Settings, facts: Facts) -> bool:
 def _after_failure(settings: Settings, facts: Facts, ledger: Ledger) -> Decision:
     cause = best_cause(facts)
     exclude: Tuple[Tuple[str, str], ...] = ()
-    refused = [(node, facts.refused[node]) for node in facts.chosen if is_user_error(facts.refused.get(node, ""))]
+    said = ((node, facts.refused.get(node)) for node in facts.chosen)
+    refused = [(node, refusal.text) for node, refusal in said if refusal is not None and refusal.fault == USER]
     if not settings.preflight and refused:
         # Without a preflight, node.sh says it at the start. On some nodes only, these are not used again.
         node, text = refused[-1]

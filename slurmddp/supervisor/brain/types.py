@@ -6,6 +6,7 @@ from slurmddp.records import stop
 from slurmddp.records.cause import Cause
 from slurmddp.records.marker import Marker as Marker
 from slurmddp.records.progress import Failure, Progress
+from slurmddp.records.refusal import Refusal
 
 #: Why a job is ended from outside.
 CANCELLED, TIME_LIMIT, PREEMPTION, NODE_FAILURE, REQUEUED = (
@@ -125,7 +126,7 @@ class Facts(NamedTuple):
     saved: Optional[bool] = None
     chosen: Tuple[str, ...] = ()
     lost: Tuple[str, ...] = ()
-    refused: Mapping[str, str] = {}
+    refused: Mapping[str, Refusal] = {}
     unreached: Tuple[Tuple[str, str], ...] = ()
     killed_agents: Tuple[str, ...] = ()
     signalled: int = 0

@@ -29,7 +29,7 @@ values=(wanted_interface="$wanted_interface" exact_interface="$exact_interface" 
 if ! facts=$("${starter[@]}" "$run/code/slurmddp.zip" node host="$host" alone="$alone" preflight="$preflight" node_folder="$node_folder" "${values[@]}"); then
   why="the run's copy of the code is gone or incomplete, $run/code, or the node has no Python 3.6: see its log. Submit again with --resume ${run##*/}"
   [[ -s "$logs/preflight/$host.failed" || "${SLURMDDP_STEP:-}" == attach ]] || # else the program has told job.sh why
-    { mkdir -p "$logs/preflight" && printf '%s\n' "$why" >"$logs/preflight/$host.failed" && printf 'slurmddp: node %s: %s\n' "$host" "$why" >&2; }
+    { mkdir -p "$logs/preflight" && printf '1\n%s\n' "$why" >"$logs/preflight/$host.failed" && printf 'slurmddp: node %s: %s\n' "$host" "$why" >&2; }
   exit 1
 fi
 source "${facts%%$'\x1f'*}/slurmddp/shell/node.sh"

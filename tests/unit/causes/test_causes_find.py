@@ -9,7 +9,7 @@ import pytest
 
 from slurmddp.causes import events
 from slurmddp.causes.find import find, node_logs
-from slurmddp.causes.rules import is_consequence, is_user_error, rules
+from slurmddp.causes.rules import is_consequence, kind_of, rules
 from slurmddp.records.cause import AGENT, CONSEQUENCE, EXCEPTION, EXIT, HANG, SIGNAL, UNKNOWN, USER, Cause, read
 
 #: Writes logs, and returns what `find` says of them.
@@ -77,7 +77,7 @@ def test_texts_are_plain(logs: Judge) -> None:
 
 def test_kinds_of_texts() -> None:
     assert is_consequence("RuntimeError: Broken pipe") and not is_consequence("ValueError: boom")
-    assert is_user_error("setup line failed with exit code 1: x") and not is_user_error("cannot bind /x")
+    assert kind_of("setup line failed with exit code 1: x", "") == USER and kind_of("cannot bind /x", "") == ""
 
 
 def test_causes_of_events() -> None:

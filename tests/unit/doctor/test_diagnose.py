@@ -17,6 +17,7 @@ from slurmddp.doctor.rules import catalogue
 from slurmddp.doctor.sources import is_done, read_run, survived_failures
 from slurmddp.doctor.tracebacks import Tracebacks
 from slurmddp.errors import UserError
+from slurmddp.records.refusal import Refusal
 from slurmddp.report.doctor import lines
 from slurmddp.runs.cause import failing_attempt
 from slurmddp.runs.layout import RunFolder
@@ -481,7 +482,7 @@ def test_a_task_of_srun_is_a_rank_where_srun_starts_the_ranks(
 def test_a_run_whose_preflight_failed(folder: RunFolder) -> None:
     write_events(folder, {"event": "attempt_started", "nodes": "n1"})
     folder.job_log.write_text("slurmddp: all nodes are bad\n")
-    (folder.attempt_logs(0) / "preflight/n1.failed").write_text("no GPU\n")
+    (folder.attempt_logs(0) / "preflight/n1.failed").write_text(Refusal("no GPU").write())
     root = diagnose_run(folder).root
     assert root is not None and (root.first.cause.id, root.first.host) == ("preflight", "n1")
 

@@ -9,14 +9,14 @@ import pytest
 
 from slurmddp.records.preflight import Verdict, bad, read, warn
 
-FOUND = Verdict({"n1": (), "n2": (bad("r", "do", either=True), warn("w", "v")), "n3": (bad("x\n", ""), bad("y", "z"))})
+FOUND = Verdict({"n1": (), "n2": (bad("r", "do", "either"), warn("w", "v")), "n3": (bad("x\n", ""), bad("y", "z"))})
 
 
 def test_a_verdict_is_read_as_it_was_written() -> None:
     assert read(json.loads(json.dumps(FOUND.write()))) == FOUND
     assert FOUND.lines() == ["n1 ok", "n2 bad r - do", "n2 warn w - v", "n3 bad x; y - z"]
     assert [FOUND.bad(node) for node in ("n1", "n2", "n3", "n4")] == ["", "r - do", "x; y - z", ""]
-    assert (FOUND.either("n2"), FOUND.either("n3")) == (True, False)
+    assert (FOUND.fault("n2"), FOUND.fault("n3")) == ("either", "")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.records.preflight import Verdict, bad
+from slurmddp.records.refusal import Refusal
 from slurmddp.runs import cause as module
 from slurmddp.runs.layout import RunFolder
 from tests.helpers import append_event, node_log
@@ -181,8 +182,8 @@ def test_nodes_that_failed_the_check(folder: RunFolder) -> None:
     verdict.write_text(json.dumps(good.write()))
     assert find_cause(folder, 0) is None
     verdict.unlink()
-    (place / "node3.failed").write_text("cannot reach node1:61000\n")
-    (place / "node4.failed").write_text("cannot reach node1:61000\n")
+    (place / "node3.failed").write_text(Refusal("cannot reach node1:61000").write())
+    (place / "node4.failed").write_text(Refusal("cannot reach node1:61000").write())
     assert find_cause(folder, 0) == f"node3: cannot reach node1:61000 (and 1 more: {place})"
     excluded = {"event": "node_excluded", "attempt": 0, "excluded": "node2", "reason": "preflight: it did not answer"}
     folder.events.write_text(json.dumps(excluded) + "\n")

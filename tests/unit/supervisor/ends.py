@@ -7,6 +7,7 @@ from random import Random
 from slurmddp.records.cause import CONSEQUENCE, EXCEPTION, SIGNAL, Cause
 from slurmddp.records.marker import Marker, Signal
 from slurmddp.records.progress import Failure, Progress
+from slurmddp.records.refusal import Refusal
 from slurmddp.supervisor.brain.types import Facts, Job, Ledger, Settings
 
 NODES = ("node1", "node2", "node3")
@@ -58,7 +59,9 @@ def made(random: Random) -> tuple[Settings, Facts, Ledger]:
         saved=chance(0.5),
         chosen=NODES,
         lost=NODES[: random.randint(1, 2)] if chance(0.1) else (),
-        refused=dict.fromkeys(random.sample(NODES, random.randint(1, 3)), SETUP) if chance(0.25) else {},
+        refused=dict.fromkeys(random.sample(NODES, random.randint(1, 3)), Refusal(SETUP, "user"))
+        if chance(0.25)
+        else {},
         unreached=(("node3", "Socket timed out"), ("node1", "Down"))[: random.randint(1, 2)] if chance(0.15) else (),
         killed_agents=("node2",) if chance(0.2) else (),
         signalled=random.randint(0, 3),

@@ -157,8 +157,8 @@ def test_one_node_is_not_measured(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("finding", "fault"),
     [
-        (bad("no torch in /usr/bin/python3", "install it in the image"), "user"),
-        (bad("n2 cannot connect to n1; slurmddp excludes one of the two", "check the switch", either=True), "either"),
+        (bad("no torch in /usr/bin/python3", "install it in the image", "user"), "user"),
+        (bad("n2 cannot connect to n1; slurmddp excludes one of the two", "check the switch", "either"), "either"),
         (bad("GPU 3 is slow", "ask the site"), ""),
     ],
 )

@@ -94,6 +94,21 @@ def test_it_is_unpacked_once_for_an_attempt_and_anew_for_the_next(node: Node) ->
     assert not (node.scratch / "gpt-7-1/code/mark").exists()
 
 
+def test_what_a_lost_node_has_kept_goes_with_its_next_attempt(node: Node) -> None:
+    """No cleanup has reached it. The code of an attempt that lives, and compiled kernels, stay."""
+    for attempt in ("gpt-7-0", "gpt-7-1"):
+        assert node.unpack(attempt)[0] == 0
+        (node.scratch / attempt / "triton").mkdir()
+    lives = subprocess.Popen(["sleep", "60"], env={"SLURMDDP_RENDEZVOUS_ID": "gpt-7-1"})
+    try:
+        assert node.unpack("lm-8-0")[0] == 0
+    finally:
+        lives.kill()
+        lives.wait()
+    assert not (node.scratch / "gpt-7-0/code").exists() and (node.scratch / "gpt-7-0/triton").is_dir()
+    assert (node.scratch / "gpt-7-1/code/slurmddp").is_dir()
+
+
 def test_what_a_killed_rank_has_begun_is_done_again(node: Node) -> None:
     part = node.scratch / "gpt-7-0/code.part/slurmddp"
     part.mkdir(parents=True)
@@ -147,20 +162,23 @@ def test_beside_the_ranks_a_failure_says_nothing_of_the_attempt(node: Node) -> N
 def test_a_node_that_fails_waits_for_the_word_of_the_others(node: Node, other: str) -> None:
     """srun would end them before their slower setup lines have failed, too."""
     ours = {"SLURMDDP_LOGS": str(node.run / "logs"), "SLURMDDP_NODES": "2"}
-    words = [*supervisor("fail", node.python), "node7", "", "no torch\nhere"]
+    words = [*supervisor("fail", node.python), "node7", "", "user", "no torch\nhere"]
     process = subprocess.Popen(words, env={**os.environ, **ours})
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(2)
-    assert node.failed == "no torch here\n"
+    assert node.failed == "1 user\nno torch here\n"
     (node.run / "logs/preflight" / other).touch()
     assert process.wait(10) == 0
-    assert subprocess.run([*words[:-2], "yes", "x"], env={**os.environ, **ours}, timeout=3, check=False).returncode == 0
+    assert (
+        subprocess.run([*words[:-3], "yes", "", "x"], env={**os.environ, **ours}, timeout=3, check=False).returncode
+        == 0
+    )
 
 
 def test_a_failure_that_nobody_can_be_told_of_is_said(node: Node) -> None:
     shutil.rmtree(node.run / "logs")
     (node.run / "logs").write_text("")
-    words = [*supervisor("fail", node.python), "node7", "yes", "no torch"]
+    words = [*supervisor("fail", node.python), "node7", "yes", "", "no torch"]
     environment = {**os.environ, "SLURMDDP_LOGS": str(node.run / "logs"), "SLURMDDP_NODES": "1"}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
     assert (

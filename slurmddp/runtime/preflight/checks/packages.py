@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+from slurmddp.records.job_events import USER
 from slurmddp.records.preflight import Finding, bad
 from slurmddp.runtime.preflight.node_settings import NodeSettings
 from slurmddp.shared.run_folder import RunFolder
@@ -20,11 +21,11 @@ _MOST = 4
 
 
 def check(settings: NodeSettings) -> Iterator[Finding]:
-    """Yield what the ranks need and Python cannot import. job.sh knows this reason by its first words."""
+    """Yield what the ranks need and Python cannot import."""
     needed = ["torch", "accelerate"] if RunFolder(settings.run).accelerate.exists() else ["torch"]
     for name in needed:
         if importlib.util.find_spec(name) is None:
-            yield bad(f"no {name} in {sys.executable}", "install it in the image, or correct container.python")
+            yield bad(f"no {name} in {sys.executable}", "install it in the image, or correct container.python", USER)
 
 
 def installed(settings: NodeSettings) -> str:
