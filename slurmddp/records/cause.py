@@ -20,7 +20,8 @@ NOT_FOUND, UNKNOWN = "not found", "unknown"
 class Cause(NamedTuple):
     """What is known of a failure, in one line of plain text.
 
-    rank is None and node is empty where nobody knows them. time: unix seconds. log: the file that says it.
+    rank is None and node is empty where nobody knows them. time: unix seconds. log: the file that says it. more: why it
+    was the last start.
     """
 
     text: str
@@ -29,6 +30,7 @@ class Cause(NamedTuple):
     kind: str = UNKNOWN
     time: Optional[float] = None
     log: str = ""
+    more: str = ""
 
     @property
     def weak(self) -> bool:
@@ -37,9 +39,10 @@ class Cause(NamedTuple):
 
     def line(self) -> str:
         """Return one line for people, such as `rank 3 on node2: ValueError: boom`."""
+        text = f"{self.text}; {self.more}" if self.more else self.text
         if self.rank is None:
-            return f"{self.node}: {self.text}" if self.node else self.text
-        return f"rank {self.rank}{self.node and f' on {self.node}'}: {self.text}"
+            return f"{self.node}: {text}" if self.node else text
+        return f"rank {self.rank}{self.node and f' on {self.node}'}: {text}"
 
     def line_with_log(self) -> str:
         """Return the line, and the file that says it."""
@@ -52,7 +55,7 @@ class Cause(NamedTuple):
 
 def read(found: Mapping[str, Any]) -> Optional[Cause]:
     """Return what a JSON object says; None without a text. Other parts that are not sound are unknown."""
-    text, node, kind, log = (str(found.get(key) or "").strip() for key in ("text", "node", "kind", "log"))
+    text, node, kind, log, more = (str(found.get(key) or "").strip() for key in ("text", "node", "kind", "log", "more"))
     if not text:
         return None
-    return Cause(text, whole(found.get("rank")), node, kind or UNKNOWN, number(found.get("time")), log)
+    return Cause(text, whole(found.get("rank")), node, kind or UNKNOWN, number(found.get("time")), log, more)

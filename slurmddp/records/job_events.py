@@ -99,6 +99,7 @@ class AttemptEnded(NamedTuple):
     ended_by: what ended it from outside: time limit, preemption, node failure, requeued, cancelled
     not_requeued: why job.sh saw no use in another job
     kind: of the cause, such as exception, signal, hang; not found: nobody said why
+    more: why this was the last attempt
     """
 
     exit_code: Optional[int]
@@ -109,6 +110,7 @@ class AttemptEnded(NamedTuple):
     ended_by: str = ""
     not_requeued: str = ""
     kind: str = ""
+    more: str = ""
 
 
 class RanksTerminated(NamedTuple):

@@ -218,10 +218,12 @@ def status_lines(
     told = found.state.line_without_step if same else found.state.line
     state = styled_state(found.state.state)
     lines = [f"run      {one_line(found.folder.id)}", "state    " + state + one_line(told.removeprefix(state))]
-    # The breaker's sentence is the state's detail already.
-    cause = found.cause.line_with_log() if found.cause else ""
+    told_cause = found.cause
+    if told_cause and told_cause.more == found.state.detail:  # the breaker's sentence is the state's detail already
+        told_cause = told_cause._replace(more="")
+    cause = told_cause.line_with_log() if told_cause else ""
     if cause and cause != found.state.detail:
-        lines.append(f"cause    {one_line(cause.removesuffix(f'; {found.state.detail}'))}")
+        lines.append(f"cause    {one_line(cause)}")
     if cause and (known := known_cause(cause)):
         lines.append(one_line(f"doctor   {known.title}: slurmddp doctor {found.folder.id}"))
     if found.state.state == "pending" or found.progress.reason:

@@ -61,7 +61,7 @@ def _of_script(folder: RunFolder, attempt: int | None) -> Cause | None:
     ended = newest(told, AttemptEnded)
     text = _first_line(ended.cause.strip()) if ended else ""
     if ended and text and ended.kind != NOT_FOUND:
-        return Cause(text, ended.rank, ended.node, ended.kind or UNKNOWN)
+        return Cause(text, ended.rank, ended.node, ended.kind or UNKNOWN, more=ended.more)
     return None if ended or attempt is None else _of_preflight(folder, attempt, bad)
 
 

@@ -145,7 +145,9 @@ class Attempts:
         job, cause = self.job, self.job.cause or Cause("")
         ended_by, kept = (decision.ended_by, decision.not_requeued) if decision else ("", "")
         job.event(
-            AttemptEnded(job.exit_code, cause.text, cause.node, cause.rank, job.decision, ended_by, kept, cause.kind)
+            AttemptEnded(
+                job.exit_code, cause.text, cause.node, cause.rank, job.decision, ended_by, kept, cause.kind, cause.more
+            )
         )
         how = ": its ranks exited with code {}".format(job.exit_code) if launched else " ended"
         text = ", " + cause.line() if cause.text else ""

@@ -112,9 +112,9 @@ class Guard:
         cause, kept = killed if what in (CANCELLED, DONE) else decision.cause, decision.not_requeued
         if what == REQUEUE and self._used_up():
             what, kept = STOPPED, self._used_up()
-            cause = cause._replace(text="{}; {}".format(cause.text, kept))
+            cause = cause._replace(more=kept)
         ended = AttemptEnded(_KILLED, cause.text, cause.node or job.scheduler.host, cause.rank, what)
-        job.event(ended._replace(not_requeued=kept, kind=cause.kind))
+        job.event(ended._replace(not_requeued=kept, kind=cause.kind, more=cause.more))
         if what == REQUEUE and not put_back(
             job, cause, decision.ended_by, seconds=KILL_WAIT - (self._clock() - self._began)
         ):
@@ -166,7 +166,7 @@ class Guard:
         job.exclude(cause.text, [self._batch_host], NodeExcluded)
         if self._used_up():
             job.event(JobEnded(_KILLED, "KILL", "NODE_FAIL", "", STOPPED))
-            job.send(stopped_alert(cause._replace(text="{}; {}".format(cause.text, self._used_up())), self._used_up()))
+            job.send(stopped_alert(cause._replace(more=self._used_up()), self._used_up()))
             self._settle(8)
             job.scheduler.withdraw()
         elif not put_back(job, cause, seconds=_BACK):

@@ -59,8 +59,9 @@ def _cause_with_marker(facts: Facts, marker: Marker) -> Cause:
     cause = best_cause(facts)
     nothing = facts.noted is None and facts.logged is None
     if nothing or (facts.noted is None and cause.kind == CONSEQUENCE):
-        return Cause(marker.cause, marker.rank, marker.node)  # which knows more than a log with consequences alone
-    return _with(cause, marker.cause) if marker.state == "no progress" else cause
+        cause = Cause(marker.cause, marker.rank, marker.node)  # which knows more than a log with consequences alone
+    last = marker.state == "no progress" and marker.reason != cause.text
+    return cause._replace(more=marker.reason) if last else cause
 
 
 def _after_stop(settings: Settings, facts: Facts, ledger: Ledger) -> Decision:
@@ -144,7 +145,7 @@ def _break(settings: Settings, facts: Facts, decision: Decision) -> Decision:
         why = "{} starts in a row crashed before step {}".format(settings.breaker, step + 1)
     if not why:
         return decision._replace(ledger=ledger)
-    cause = decision.cause if facts.hopeless and facts.abandoned else _with(decision.cause, why)
+    cause = decision.cause if facts.hopeless and facts.abandoned else decision.cause._replace(more=why)
     marker = Marker("no progress", why, cause.text, rank=cause.rank, node=cause.node)
     return decision._replace(what=FAILED, cause=cause, ledger=ledger, marker=marker)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from slurmddp.records.marker import Marker
 from slurmddp.records.metrics import Metrics
 from slurmddp.records.submission import now as submitted_now
 from slurmddp.report.progress import Progress, count_nodes, find_progress, progress_lines, span, waits_text
@@ -76,6 +77,21 @@ def test_a_step_of_an_earlier_start_is_called_so(run: RunFolder, cli: Cli) -> No
         append_event(run.events, event, attempt=1, node="n1", rank=0, step=1)
         told = cli("status", str(run.path)).out
         assert line in told and not ("earlier" in line and "\nspeed " in told), told
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_breakers_sentence_stands_once(run: RunFolder, cli: Cli, desk: Desk, known: bool) -> None:
+    """As the state, where its marker is there; else behind the cause."""
+    desk.program("scontrol", RUNNING.replace("RUNNING", "FAILED"))
+    why = "3 starts in a row crashed before step 1"
+    facts = {"exit_code": 1, "cause": "ValueError: boom", "rank": 0, "decision": "failed", "more": why}
+    append_event(run.events, "attempt_ended", attempt=0, node="n1", **facts)
+    if known:
+        run.markers.mkdir(exist_ok=True)
+        run.marker(0).write_text(Marker("no progress", why, "ValueError: boom", rank=0, node="n1").text(0))
+    told = cli("status", str(run.path)).out
+    assert told.count(why) == 1 and "cause    rank 0 on n1: ValueError: boom" in told
+    assert ("; " + why in told) is not known
 
 
 def test_a_crash_loop_looks_like_one(run: RunFolder, cli: Cli) -> None:

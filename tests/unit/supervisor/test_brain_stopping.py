@@ -299,4 +299,4 @@ def test_what_others_end_does_not_count_ten_times_per_run() -> None:
         decision = decide(BUNDLED, FAILED._replace(stranger=forged), ledger)
         ledger = decision.ledger
         assert (decision.what, len(ledger.failures)) == ("failed" if number == 12 else "next", max(0, number - 9))
-    assert decision.cause.text.endswith("3 starts in a row crashed before step 1")
+    assert decision.cause.more == "3 starts in a row crashed before step 1"

@@ -144,7 +144,7 @@ def test_gpu_hours_count_for_it_too(
     (killed.run / "ledger.json").write_text(json.dumps({"gpu_seconds": 7200.0}))
     events = killed.terminate("requeue", "RaisedSignal:9")
     assert events[-1]["decision"] == decision and killed.asked == ("" if decision == "stopped" else "requeue")
-    assert (USED in events[0]["cause"]) is (events[0].get("not_requeued") == USED) is (decision == "stopped")
+    assert (events[0].get("more") == USED) is (events[0].get("not_requeued") == USED) is (decision == "stopped")
 
 
 def test_a_purged_copy_of_the_code_stops_it_not(killed: Killed) -> None:
