@@ -75,7 +75,7 @@ def _job(folder: RunFolder) -> tuple[JobId, bool]:
         sent = submission.read(folder)
     except UserError:
         sent = None  # written differently by that version
-    if sent is not None:
+    if sent is not None and sent.job_id:
         return JobId.parse(sent.job_id), sent.scheduler == "allocation"
     if number := next(
         (entry.job_id for entry in index.entries() if entry.path == str(folder.path) and entry.job_id), ""

@@ -102,8 +102,11 @@ def of_name(name: str, count: int) -> list[Entry]:
 
 
 def newest(site: str, count: int) -> list[Entry]:
-    """Return the newest runs of a site, newest first, whether their folders are still there or not."""
-    return [entry for entry in _read() if entry.site == site][:count]
+    """Return the newest runs of a site, newest first, whether their folders are still there or not. Submissions that
+    were refused are none.
+    """
+    runs = (entry for entry in _read() if entry.site == site and (entry.job_id or os.path.isdir(entry.path)))
+    return list(islice(runs, count))
 
 
 def rebuild(roots: Iterable[Path]) -> list[Entry]:

@@ -56,6 +56,16 @@ def test_newest_first_across_zones(tmp_path: Path) -> None:
     assert find("last") == b
 
 
+def test_a_submission_that_was_refused_is_no_run_of_its_site(tmp_path: Path) -> None:
+    """It was written down before sbatch was called, and its folder is gone. A run that was deleted still counts."""
+    for number, job_id in ((1, ""), (2, "7"), (3, "")):
+        created = f"2025-11-2{number}T10:00:00+00:00"
+        record(Entry(f"a-{number}", str(tmp_path / f"a-{number}"), created, "a", "site", job_id))
+    (tmp_path / "a-3").mkdir()
+    assert [entry.id for entry in index.newest("site", 9)] == ["a-3", "a-2"]
+    assert [entry.id for entry in index.newest("site", 1)] == ["a-3"]
+
+
 def test_every_way_to_name_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a = known(make(tmp_path / "x", "gpt-20251120-100000-aaaa", "2025-11-20T10:00:00+00:00", "123"))
     b = known(make(tmp_path / "y", "gpt-20251121-100000-bbbb", "2025-11-21T10:00:00+00:00", "124;alpha"))
