@@ -62,6 +62,8 @@ def _nodes(host: str, environment: Mapping[str, str]) -> Tuple[List[str], int]:
     """Return the nodes of the step and this one's number among them."""
     if environment.get("SLURMDDP_STEP") == "attach":  # a step of its own on one of the attempt's nodes
         nodes = environment["SLURMDDP_ATTACH_NODES"].split()
+        if host not in nodes:
+            raise Refused("is not one of the attempt's nodes: {}".format(" ".join(nodes)))
         return nodes, nodes.index(host)
     lines = _lines(["scontrol", "show", "hostnames", environment.get("SLURM_STEP_NODELIST", "")], environment)
     if not lines:
