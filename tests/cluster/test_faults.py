@@ -99,8 +99,8 @@ def files_of_alice(cluster: Cluster) -> set[tuple[str, str]]:
 
 
 def test_nothing_of_the_user_is_left_on_the_nodes(player: Player, cluster: Cluster) -> None:
-    """Once all runs are over: no process, no shared memory, no scratch folder. Only a node that a job has lost keeps our
-    code, until the next attempt on it."""
+    """Once all runs are over: no process, no shared memory, no scratch folder. Only a node that a job has lost keeps
+    our code, until the next attempt on it."""
     cluster.reset()  # the last fault may have left a host down
     assert [cluster.processes(node) for node in cluster.nodes] == [[]] * len(cluster.nodes)
     left = files_of_alice(cluster) - player.before
