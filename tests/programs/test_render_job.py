@@ -565,17 +565,18 @@ case "$*" in
 esac
 """
 SETUP = "setup line failed with exit code 3: module load x"
+#: What may be otherwise on another node.
+ELSEWHERE = "cannot bind /data (No such file or directory)"
 
 
-def failing(
-    desk: Desk, nodes: int, where: str, says: str, *options: str, site: str = "gpus", fault: str = "user"
-) -> Job:
+def failing(desk: Desk, nodes: int, where: str, says: str, *options: str, site: str = "gpus") -> Job:
     """A job whose node.sh fails on some of its nodes."""
     desk.program("srun", FAILS)
     job_yaml = LM_JOB.replace("gpus", site)
     text = job_script(desk.plan(job_yaml, f"resources.nodes={nodes}", "train.batch.global=64", *options))
     job = Job(desk, text, NODES)
     job.begin()
+    fault = "" if says == ELSEWHERE else "user"
     job.finish(WHERE=where, SAYS=says, FAULT=fault, COUNT=str(nodes), COUNTED=str(desk.root / "requeues"))
     return job
 
@@ -600,7 +601,7 @@ def test_what_the_user_must_correct_costs_no_further_node(desk: Desk, where: str
 
 
 def test_what_another_node_may_not_have_is_tried_there(desk: Desk) -> None:
-    job = failing(desk, 1, "node1", "cannot bind /data (No such file or directory)", fault="")
+    job = failing(desk, 1, "node1", ELSEWHERE)
     assert job.events[-1]["decision"] == "requeue" and (desk.root / "requeues").exists()
 
 
@@ -621,7 +622,7 @@ def test_without_a_preflight_the_first_start_that_fails_everywhere_is_the_last(d
     [
         ("gpus", SETUP, "failed", False),
         ("fast", SETUP, "failed", True),
-        ("fast", "cannot bind /data (No such file or directory)", "requeue", False),
+        ("fast", ELSEWHERE, "requeue", False),
     ],
 )
 def test_a_failed_job_that_slurm_would_requeue_by_itself_is_kept_from_it(
