@@ -204,7 +204,7 @@ def test_a_submission_is_finished_without_its_connection(slurm: Login) -> None:
         text = shown(terminal)
     assert child.returncode == 255 and b"Look again: slurmddp --host login runs" in text, text
     wait_for(lambda: list(there.home.glob("slurmddp/*/runs/*/submission.json")))
-    assert slurm.run("status").code == 0
+    wait_for(lambda: slurm.run("status").code == 0)  # it was written down before sbatch answered
 
 
 def test_a_slow_copy_shows_how_long_it_takes(login: Login) -> None:
