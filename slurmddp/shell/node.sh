@@ -13,7 +13,7 @@ fail() { # with `user` before the text: what the user has to correct, which woul
   printf 'slurmddp: node %s: %s\n' "$host" "$*" >&2
   read_facts # a setup line may have used these names
   # for job.sh. What fails beside the ranks says nothing of the attempt
-  [[ -n "$attach" ]] || "${starter[@]}" "$code" fail "$host" "$preflight$alone" "$fault" "$*" || true
+  [[ -n "$attach" ]] || "${starter[@]}" "$code" fail "$preflight$alone" "$fault" "$*" || true
   builtin exit 1
 }
 
@@ -80,7 +80,7 @@ prepare_preflight() {
   SLURMDDP_COMMAND=("${container[@]}" "$python" -m slurmddp.runtime.preflight "$run")
   SLURMDDP_PREFLIGHT_STDERR=$logs/preflight/$host.stderr
   # run_preflight reads these, and the ranks' variables are set in between: without a container, in this same shell.
-  SLURMDDP_SCRIPT_VALUES=$(declare -p host logs preflight alone runtime prefix own_python_path container python starter code attach)
+  SLURMDDP_SCRIPT_VALUES=$(declare -p host logs preflight alone runtime prefix own_python_path container python starter facts attach)
   mkdir -p "$logs/preflight" || fail "cannot write into the run folder ($logs)"
   check_binds
   if [[ -n "$image" ]]; then

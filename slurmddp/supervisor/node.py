@@ -24,7 +24,9 @@ def facts(values: Mapping[str, str], environment: Mapping[str, str]) -> List[str
     code = unpack.unpack(archive, "{}/{}".format(scratch, environment["SLURMDDP_RENDEZVOUS_ID"]))
     place = address.ALONE
     if not values["alone"]:
-        place = address.find(values["host"], values["wanted_interface"], bool(values["exact_interface"]), environment)
+        place = address.find(
+            environment["SLURMDDP_NODE"], values["wanted_interface"], bool(values["exact_interface"]), environment
+        )
     counted = not values["ranks"]
     ranks, threads = _count(values, environment) if counted else (values["ranks"], "")
     return [
@@ -58,9 +60,9 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
     try:
         found = facts(values, environment)
     except Refused as why:
-        sys.stderr.buffer.write(os.fsencode("slurmddp: node {}: {}\n".format(values["host"], why)))
+        sys.stderr.buffer.write(os.fsencode("slurmddp: node {}: {}\n".format(environment["SLURMDDP_NODE"], why)))
         if environment.get("SLURMDDP_STEP") != "attach":  # which says nothing of the attempt
-            node_failure.report(values["host"], values["preflight"] + values["alone"], Refusal(str(why)), environment)
+            node_failure.report(values["preflight"] + values["alone"], Refusal(str(why)), environment)
         return 1
     sys.stdout.buffer.write(os.fsencode("\x1f".join(found) + "\n"))
     return 0

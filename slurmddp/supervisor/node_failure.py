@@ -1,4 +1,4 @@
-"""Tells job.sh, for node.sh, why this node cannot start its ranks: fail HOST TOGETHER FAULT TEXT
+"""Tells job.sh, for node.sh, why this node cannot start its ranks: fail TOGETHER FAULT TEXT
 
 FAULT: as in records/refusal.py. TOGETHER: not empty if nothing runs on other nodes that the end of this one would end.
 """
@@ -14,9 +14,9 @@ from slurmddp.records.refusal import Refusal
 _PATIENCE = 60
 
 
-def report(host: str, together: str, why: Refusal, environment: Mapping[str, str]) -> None:
+def report(together: str, why: Refusal, environment: Mapping[str, str]) -> None:
     """Write it, whole or not at all: the head and job.sh read it from the run folder. Wait for the others."""
-    folder = environment["SLURMDDP_LOGS"] + "/preflight"
+    host, folder = environment["SLURMDDP_NODE"], environment["SLURMDDP_LOGS"] + "/preflight"
     part, path = "{}/.{}.part".format(folder, host), "{}/{}.failed".format(folder, host)
     try:
         os.makedirs(folder, exist_ok=True)
@@ -44,6 +44,6 @@ def _await_others(folder: str, nodes: int) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Tell of a failure that node.sh has printed."""
-    host, together, fault, text = arguments
-    report(host, together, Refusal(text, fault), os.environ)
+    together, fault, text = arguments
+    report(together, Refusal(text, fault), os.environ)
     return 0

@@ -190,8 +190,8 @@ def test_arguments_and_variables_without_a_container(stage: Stage, text: str) ->
     assert arguments[-3:] == [b(text), b"--x", b(text)]
     assert arguments[-4] == b(f"{stage.run}/code/project/train.py")
     assert (environment[b"FREE"], environment[b"NCCL_FREE"]) == (b(text), b(text))
-    ours, _, rest = environment[b"PYTHONPATH"].partition(b":")
-    assert ours.endswith(b"/code") and rest == b(f"{stage.run}/code/project" + (f":{text}" if text else ""))
+    code = f"{stage.dump}.disk/slurmddp-{os.getuid()}/id/code"
+    assert environment[b"PYTHONPATH"] == b(f"{code}:{stage.run}/code/project" + (f":{text}" if text else ""))
 
 
 @every_injection

@@ -16,10 +16,10 @@ from tests.helpers import ROOT, make_code, supervisor
 OLD = sorted(Path.home().glob(".pyenv/versions/3.6.*/bin/python"))
 #: What node.sh says of the job: this node is the only one, of two ranks.
 VALUES = {
-    "host": "node7", "alone": "yes", "preflight": "", "wanted_interface": "", "exact_interface": "",
+    "alone": "yes", "preflight": "", "wanted_interface": "", "exact_interface": "",
     "ranks": "2", "gpus_per_node": "0", "threads_per_rank": "1",
 }  # fmt: skip
-ALONE = {"SLURMDDP_NODES": "1", "SLURM_JOB_ID": "7"}
+ALONE = {"SLURMDDP_NODES": "1", "SLURMDDP_NODE": "node7", "SLURM_JOB_ID": "7"}
 
 
 @dataclass
@@ -161,8 +161,8 @@ def test_beside_the_ranks_a_failure_says_nothing_of_the_attempt(node: Node) -> N
 @pytest.mark.parametrize("other", ["node8.ready", "node8.failed"])
 def test_a_node_that_fails_waits_for_the_word_of_the_others(node: Node, other: str) -> None:
     """srun would end them before their slower setup lines have failed, too."""
-    ours = {"SLURMDDP_LOGS": str(node.run / "logs"), "SLURMDDP_NODES": "2"}
-    words = [*supervisor("fail", node.python), "node7", "", "user", "no torch\nhere"]
+    ours = {"SLURMDDP_LOGS": str(node.run / "logs"), "SLURMDDP_NODES": "2", "SLURMDDP_NODE": "node7"}
+    words = [*supervisor("fail", node.python), "", "user", "no torch\nhere"]
     process = subprocess.Popen(words, env={**os.environ, **ours})
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(2)
@@ -178,8 +178,8 @@ def test_a_node_that_fails_waits_for_the_word_of_the_others(node: Node, other: s
 def test_a_failure_that_nobody_can_be_told_of_is_said(node: Node) -> None:
     shutil.rmtree(node.run / "logs")
     (node.run / "logs").write_text("")
-    words = [*supervisor("fail", node.python), "node7", "yes", "", "no torch"]
-    environment = {**os.environ, "SLURMDDP_LOGS": str(node.run / "logs"), "SLURMDDP_NODES": "1"}
+    words = [*supervisor("fail", node.python), "yes", "", "no torch"]
+    environment = {**os.environ, "SLURMDDP_LOGS": str(node.run / "logs"), **ALONE}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
     assert (
         done.stderr == f"slurmddp: node node7: cannot write {node.run}/logs/preflight/node7.failed: Not a directory\n"
