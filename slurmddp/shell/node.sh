@@ -193,6 +193,7 @@ run_preflight() {
   exit "$SLURMDDP_PREFLIGHT_CODE"
 }
 
+trap - TERM
 attach= # slurmddp debug shell: a command of the user's, beside the ranks. What is said before is not its output.
 command=()
 if [[ "${SLURMDDP_STEP:-}" == attach ]]; then

@@ -26,6 +26,7 @@ binds=(
 # --- our code goes to the node's own disk, once per node, and finds head, address and other facts; its functions run the setup lines
 starter=(env SLURMDDP_NODE="$host" "$BASH" "$run/code/python.sh" /opt/bin/python3) # starts a program of our code, which the sweep would find
 values=(wanted_interface="$wanted_interface" exact_interface="$exact_interface" ranks="$ranks" gpus_per_node="$gpus_per_node" threads_per_rank="$threads_per_rank")
+trap 'exit 143' TERM # once the program has finished, which would outlive this script
 if ! facts=$("${starter[@]}" "$run/code/slurmddp.zip" node alone="$alone" preflight="$preflight" node_folder="$node_folder" "${values[@]}"); then
   why="the run's copy of the code is gone or incomplete, $run/code, or the node has no Python 3.6: see its log. Submit again with --resume ${run##*/}"
   [[ -s "$logs/preflight/$host.failed" || "${SLURMDDP_STEP:-}" == attach ]] || # else the program has told job.sh why
