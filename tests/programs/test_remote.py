@@ -203,8 +203,8 @@ def test_a_submission_is_finished_without_its_connection(slurm: Login) -> None:
         slurm.sshd.cut()
         text = shown(terminal)
     assert child.returncode == 255 and b"Look again: slurmddp --host login runs" in text, text
-    wait_for(lambda: list(there.home.glob("slurmddp/*/runs/*/submission.json")))
-    wait_for(lambda: slurm.run("status").code == 0)  # it was written down before sbatch answered
+    wait_for(lambda: list(there.home.glob("slurmddp/*/runs/*/submission.json")))  # before sbatch has answered
+    wait_for(lambda: slurm.run("status").code == 0)
 
 
 def test_a_slow_copy_shows_how_long_it_takes(login: Login) -> None:

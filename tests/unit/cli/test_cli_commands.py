@@ -628,7 +628,8 @@ def test_a_script_that_resumes_a_run_keeps_its_site(ready: Desk, cli: Cli) -> No
     resumed = cli("submit", "train.py", "--resume", "last", "--json")
     assert json.loads(resumed.out)["site"] == "cores", resumed.err
     first = str(checkpoint.parents[1])
-    other = cli("submit", "train.py", "--resume", first, "--site", "gpus", "--image", "image.sif", "--json")
+    options = ("--site", "gpus", "--image", "image.sif", "--name", "other")
+    other = cli("submit", "train.py", "--resume", first, *options, "--json")
     assert json.loads(other.out)["site"] == "gpus", other.err
 
 
@@ -754,6 +755,7 @@ def test_resuming_a_run_takes_its_job_and_its_checkpoints(ready: Desk, cli: Cli)
     assert "#SBATCH --nodes=3\n" in (second / "job.sh").read_text()
     assert f"{first}/checkpoints:{first}/checkpoints:ro" in (second / "node.sh").read_text()
     assert f"from    {first.name}\n" in done.err
+    second.rename(second.with_name(".gone"))  # else it still continues the first one
     third = cli("resume", first.name, "--nodes", "3", "--json")
     assert third.code == 0, third.err
     assert json.loads((Path(json.loads(third.out)["run_folder"]) / "job.json").read_text()) == {
