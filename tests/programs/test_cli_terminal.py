@@ -133,7 +133,7 @@ def test_states_and_errors_have_colours_on_a_terminal_only(desk: Desk, run: Path
         ("status", run.name): f"state    {RED}failed{END}",
         ("runs",): f"{RED}failed{END}",
         ("status", f"{RED}no"): f"{RED}slurmddp:{END} ",
-        ("check", "train.py", "--site", "cores", "--set", "network.interface=lo"): f"{RED}error:{END} ",
+        ("check", "train.py", "--site", "cores", "-N", "2", "--set", "network.interface=lo"): f"{RED}error:{END} ",
         ("doctor", run.name): f"cause     {RED}",
         ("check", "train.py", "--site", "cores", "--image", "x.sif"): f"{YELLOW}warning:{END} ",
         ("status", run.name, "--no-such"): f"{RED}Error:{END} No such option",
