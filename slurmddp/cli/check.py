@@ -8,7 +8,7 @@ import typer
 from slurmddp.cli import options as opt
 from slurmddp.cli.follow import Json
 from slurmddp.cli.help import App
-from slurmddp.styled import labelled
+from slurmddp.styled import join, labelled
 
 if TYPE_CHECKING:
     from slurmddp.launch.prepare import Prepared
@@ -188,7 +188,7 @@ def _check_job(
 
             typer.echo("\n".join(["", *useful_share_lines(prepared.plan, prepared.resolved.job.checkpoint, mtbf)]))
         if refused is None:
-            typer.echo("\n".join(["", *lines(found.as_dict())]))
+            typer.echo(join("\n", ["", *lines(found.as_dict())]))
     if refused is not None:
         raise refused
     return {each.severity for each in found.findings}
