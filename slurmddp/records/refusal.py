@@ -1,4 +1,4 @@
-"""Why a node cannot start: logs/attempt-NNN/preflight/NODE.failed, of two lines, for bash writes it (node.sh: fail)."""
+"""Why a node cannot start: logs/attempt-NNN/preflight/NODE.failed, of two lines, for node.sh may have to write it."""
 
 from typing import NamedTuple
 

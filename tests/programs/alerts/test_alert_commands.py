@@ -1,4 +1,4 @@
-"""`alert test`, `watch-alerts`, and the commands that send what waits on their way."""
+"""`alert test`, `alert watch`, and the commands that send what waits on their way."""
 
 from __future__ import annotations
 

@@ -289,7 +289,7 @@ def test_what_the_container_gets(cli: Cli, desk: Desk) -> None:
     variables = dict(
         line.split("=", 1) for line in (desk.home / "env").read_bytes().decode().split("\0") if "=" in line
     )
-    assert variables["APPTAINERENV_PYTHONPATH"] == f"{run.code}:/extra"
+    assert variables["APPTAINERENV_PYTHONPATH"] == f"{run.code_archive}:/extra"
     assert variables["APPTAINERENV_GREETING"] == "it's secret"
     assert variables["APPTAINERENV_PYTHONNOUSERSITE"] == "1"
     assert variables["APPTAINER_NO_EVAL"] == "1"

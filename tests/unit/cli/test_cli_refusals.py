@@ -108,10 +108,10 @@ def test_absent_weights_to_start_from(ready: Desk, refused: Callable[..., str], 
     assert cli("submit", "job.yaml", *options, "train.init_from=/data/a.txt").code == 0
 
 
-def test_plan_warns_of_what_is_absent(ready: Desk, cli: Cli) -> None:
+def test_check_names_what_is_absent(ready: Desk, cli: Cli) -> None:
     done = cli("check", "job.yaml", "--set", "train.data.path=/nothing")
-    assert done.code == 0 and "warning: the dataset /nothing does not exist on this machine" in done.err
-    assert cli("check", "job.yaml").err == ""
+    assert done.code == 1 and "error: the dataset /nothing does not exist [submit-refuses]" in done.out
+    assert cli("check", "job.yaml").code == 0
 
 
 def test_an_absent_bind_source(refused: Callable[..., str]) -> None:

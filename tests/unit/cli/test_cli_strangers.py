@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="giving files to anothe
 #: What acts on a run, or on its job.
 REFUSED = (
     "cancel RUN", "clean RUN --yes", "resume RUN", "rerun RUN", "sweep rerun RUN", "checkpoint prune RUN --keep 1",
-    "sync RUN --to tensorboard", "attach RUN", "forward RUN 6006", "stacks RUN", "profile RUN",
+    "sync RUN --to tensorboard", "debug shell RUN", "debug port RUN 6006", "debug stacks RUN", "debug profile RUN",
 )  # fmt: skip
 #: A command that takes longer than this hangs: none of them has anything to wait for.
 PATIENCE = 20
@@ -243,7 +243,7 @@ def hang(_signum: int, _frame: FrameType | None) -> None:
 
 def attack(place: Place, cli: Cli, run: Path, *, names: str = "", ours: bool = False) -> None:
     """Give the run to every command, and compare the home before and after each. ours: its job may be cancelled."""
-    # What commands write for themselves: the index, and the draft of `sites init`.
+    # What commands write for themselves: the index, and the draft of `site init`.
     written = (str(place.home / ".local"), str(place.desk.config / "sites" / "cluster.yaml"))
     before = picture(place.home, written)
     previous = signal.signal(signal.SIGALRM, hang)
@@ -282,8 +282,8 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 def test_the_commands_are_found() -> None:
     found = [" ".join(path) for path, _ in commands()]
-    assert {"status", "cancel", "clean", "checkpoint prune", "sweep rerun", "watch-alerts"} <= set(found)
-    assert len(found) > 40
+    assert {"status", "cancel", "clean", "checkpoint prune", "sweep rerun", "alert watch"} <= set(found)
+    assert len(found) > 35
 
 
 def test_another_users_run(place: Place, cli: Cli, sleeper: subprocess.Popen[bytes]) -> None:

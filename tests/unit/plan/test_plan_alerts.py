@@ -106,7 +106,7 @@ def test_where_messages_leave_from(desk: Desk, more: str, leave: str) -> None:
     site(desk, more)
     plan = desk.plan(JOB % ("told", "{to: slack}"))
     assert plan.alerts is not None and plan.alerts.leave == leave
-    assert any("watch-alerts" in note.text for note in plan.notes) == (leave == "login")
+    assert any("alert watch" in note.text for note in plan.notes) == (leave == "login")
 
 
 @pytest.mark.parametrize(

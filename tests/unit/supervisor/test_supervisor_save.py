@@ -21,9 +21,9 @@ from slurmddp.supervisor import save
 from slurmddp.supervisor.files import Files
 from slurmddp.supervisor.loop import Loop
 from slurmddp.supervisor.save import choose_save
-from tests.helpers import ROOT
+from tests.helpers import supervisor
 
-PROGRAM = [sys.executable, "-I", str(ROOT / "slurmddp/supervisor/__main__.py")]
+PROGRAM = supervisor("save")[:-1]
 OLD = sorted(Path.home().glob(".pyenv/versions/3.6.*/bin/python"))
 
 
