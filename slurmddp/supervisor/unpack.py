@@ -157,7 +157,13 @@ def _remove_left(folder: str) -> None:
     lives = b"".join(map(_environment, filter(str.isdigit, os.listdir("/proc"))))
     for name in left:
         if os.fsencode(name) not in lives:  # in SLURMDDP_RENDEZVOUS_ID, of node.sh and all that it starts
-            shutil.rmtree(os.path.join(scratch, name, "code"), ignore_errors=True)
+            for part in ("code", "code.part"):
+                shutil.rmtree(os.path.join(scratch, name, part), ignore_errors=True)
+            try:
+                os.unlink(os.path.join(scratch, name, "code.lock"))
+                os.rmdir(os.path.join(scratch, name))
+            except OSError:
+                pass  # compilers keep something there
 
 
 def _environment(process: str) -> bytes:
