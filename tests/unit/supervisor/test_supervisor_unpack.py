@@ -96,16 +96,17 @@ def test_it_is_unpacked_once_for_an_attempt_and_anew_for_the_next(node: Node) ->
 
 def test_what_a_lost_node_has_kept_goes_with_its_next_attempt(node: Node) -> None:
     """No cleanup has reached it. That of an attempt that lives stays."""
-    for attempt in ("gpt-7-0", "gpt-7-1"):
+    me = os.getpid()  # other tests beside this one have processes of the usual names
+    for attempt in (f"lost-{me}-0", f"lost-{me}-1"):
         assert node.unpack(attempt)[0] == 0
-    lives = subprocess.Popen(["sleep", "60"], env={"SLURMDDP_RENDEZVOUS_ID": "gpt-7-1"})
+    lives = subprocess.Popen(["sleep", "60"], env={"SLURMDDP_RENDEZVOUS_ID": f"lost-{me}-1"})
     try:
         assert node.unpack("lm-8-0")[0] == 0
     finally:
         lives.kill()
         lives.wait()
-    assert not (node.scratch / "gpt-7-0").exists()
-    assert (node.scratch / "gpt-7-1/code/slurmddp").is_dir()
+    assert not (node.scratch / f"lost-{me}-0").exists()
+    assert (node.scratch / f"lost-{me}-1/code/slurmddp").is_dir()
 
 
 def test_what_a_killed_rank_has_begun_is_done_again(node: Node) -> None:
