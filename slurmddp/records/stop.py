@@ -24,8 +24,10 @@ class StopRequest(NamedTuple):
 
 
 def read(text: str) -> StopRequest:
-    """Return what the text of the file says. What is not sound was made by hand."""
-    found = json_lines.load(text.encode("utf-8", "replace")) or {}
+    """Return what the text of the file says. What a person wrote into it is the reason; what is not sound is none."""
+    found = json_lines.load(text.encode("utf-8", "replace"))
+    if found is None:
+        found = {} if text.lstrip().startswith("{") or first_line(text) == CANCELLED else {"reason": text}
     reason = found.get("reason")
     known = first_line(reason) if isinstance(reason, str) else ""
     return StopRequest(known or BY_HAND, known != "" and found.get("signal") is True)

@@ -15,10 +15,14 @@ def test_what_is_written_is_read(request_: StopRequest) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "\n", "cancelled by the user\n", "{", "[]", '{"reason": 3, "signal": true}', '{"reason": ""}']
+    "text", ["", "\n", "cancelled by the user\n", "{", '{"reason": 3, "signal": true}', '{"reason": ""}']
 )
 def test_what_a_person_has_made_asks_to_stop_and_no_more(text: str) -> None:
     assert read(text) == StopRequest(BY_HAND)
+
+
+def test_what_a_person_has_written_is_the_reason() -> None:
+    assert read("enough\nof it\n") == StopRequest("enough")
 
 
 def test_a_reason_is_one_plain_line() -> None:
