@@ -384,7 +384,7 @@ def test_evidence_of_a_folder(tmp_path: Path) -> None:
     found = evidence(run)
     assert found.markers == {0: Marker("stopped", "SIGTERM", step=5, steps=9)}
     assert found.job_id == JobId("124", "alpha")
-    assert found.stop == StopRequest(BY_HAND)
+    assert found.stop == StopRequest("user")
     assert len(found.notes) == 2 and "1 damaged" in found.notes[0] and "attempt-001" in found.notes[1]
     run.submission.write_text("{")
     with pytest.raises(UserError):
