@@ -505,6 +505,7 @@ def test_a_stop_leaves_a_marker_and_the_attempt_does_not_begin_again(tmp_path: P
     assert marker == {
         "schema": 1, "state": "stopped", "cause": "", "step": None, "steps": None, "validation": None, "attempt": 2,
         "reason": "SIGTERM received by rank 0 on here", "signal": {"name": "SIGTERM", "rank": 0, "node": "here"},
+        "rank": None, "node": "",
     }  # fmt: skip
     again = script(ENDS, tmp_path, **told)
     assert (again.returncode, again.stdout) == (0, "attempt 2 is already over: nothing to do\n")
