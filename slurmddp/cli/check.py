@@ -128,6 +128,10 @@ def check(
     given = [option for value, option in modes if value]
     if len(given) > 1:
         raise UserError(f"{given[0]} and {given[1]} cannot be combined", todo="run the command twice")
+    # --write, --per-node and --explain show a part of the job that is resumed.
+    beside = {"--mtbf": mtbf, "--partitions": partitions, "--resume": resume and not (write or per_node or explain)}
+    if given and (dropped := next((option for option, value in beside.items() if value), None)):
+        raise UserError(f"{given[0]} and {dropped} cannot be combined", todo="run the command twice")
     if mtbf is not None and not 0 < mtbf < float("inf"):
         raise UserError(f"--mtbf: {mtbf:g} is not a number of hours above 0")
     if of_scripts:

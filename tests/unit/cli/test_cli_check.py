@@ -119,6 +119,17 @@ def test_an_option_of_fix_without_what_it_needs(cli: Cli, words: list[str], mess
     assert (shown.code, shown.out) == (2, "") and message in shown.err
 
 
+@pytest.mark.parametrize(
+    ("mode", "option"),
+    [(["--preflight"], ["--resume", "last"]), (["--rehearse"], ["--mtbf", "9"]), (["--per-node"], ["--partitions"]),
+     (["--script"], ["--resume", "last"])],
+)  # fmt: skip
+def test_no_option_is_dropped_without_a_word(cli: Cli, desk: Desk, mode: list[str], option: list[str]) -> None:
+    desk.write("train.py")
+    shown = cli("check", "train.py", "--site", "cores", *mode, *option)
+    assert (shown.code, shown.out) == (2, "") and f"{mode[0]} and {option[0]} cannot be combined" in shown.err
+
+
 def test_a_job_is_checked_and_the_exit_code_follows_the_worst_finding(cli: Cli, desk: Desk) -> None:
     desk.write("train.py")
     desk.write("job.yaml", "site: cores\nname: x\ntrain: {script: train.py}\nresources: {nodes: 2, time: 1h}\n")
