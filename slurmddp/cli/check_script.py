@@ -7,20 +7,15 @@ import typer
 from slurmddp.cli import options as opt
 from slurmddp.errors import UserError
 
-#: What Slurm's users call a batch script. A .sh file is one if it has a line for sbatch.
-_SUFFIXES = (".sbatch", ".slurm")
-
 
 def is_batch_script(name: str | None) -> bool:
     """Return whether this names a batch script, and not a job file or a training script."""
-    if name is None or not name.endswith((*_SUFFIXES, ".sh")):
+    from slurmddp.launch.named_file import BATCH_SUFFIXES, batch_line
+    from slurmddp.plan.model import BASH_SUFFIX
+
+    if name is None:
         return False
-    if name.endswith(_SUFFIXES):
-        return True
-    try:
-        return any(line.startswith(b"#SBATCH") for line in Path(name).read_bytes().splitlines())
-    except OSError:
-        return False  # as a training script, it gets its own error
+    return name.endswith(BATCH_SUFFIXES) or (name.endswith(BASH_SUFFIX) and batch_line(Path(name)) is not None)
 
 
 def _names(asked: opt.Asked) -> list[str]:

@@ -12,7 +12,8 @@ from slurmddp.plan.model import BASH_SUFFIX
 
 JOB_SUFFIXES = (".yaml", ".yml")
 _PROGRAMS = (".py", BASH_SUFFIX)
-_BATCH = (".sbatch", ".slurm", ".job")
+#: What Slurm's users call a batch script.
+BATCH_SUFFIXES = (".sbatch", ".slurm", ".job")
 
 
 def wrong_file(name: str, *, resumes: bool = False) -> UserError | None:
@@ -28,7 +29,7 @@ def wrong_file(name: str, *, resumes: bool = False) -> UserError | None:
         todo = f"jupyter nbconvert --to script {quoted}, then submit the script that it writes"
         return UserError("is a notebook, which cannot run as ranks", where=name, todo=todo)
     line = batch_line(path)
-    if line is not None or (path.suffix in _BATCH and path.is_file()):
+    if line is not None or (path.suffix in BATCH_SUFFIXES and path.is_file()):
         at = "" if line is None else f" (line {line})"
         return UserError(
             f"is a batch script{at}: slurmddp would run it on each rank",
@@ -46,7 +47,9 @@ def wrong_file(name: str, *, resumes: bool = False) -> UserError | None:
 def near(path: Path) -> str | None:
     """Return a question that names the most similar job file or script in the folder; None if none is similar."""
     try:
-        names = [each for each in os.listdir(path.parent) if each.endswith((*JOB_SUFFIXES, *_PROGRAMS, *_BATCH))]
+        names = [
+            each for each in os.listdir(path.parent) if each.endswith((*JOB_SUFFIXES, *_PROGRAMS, *BATCH_SUFFIXES))
+        ]
     except OSError:
         return None
     found = difflib.get_close_matches(path.name, names, 1, 0.6)

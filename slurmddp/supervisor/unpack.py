@@ -154,7 +154,10 @@ def _remove_left(folder: str) -> None:
     left = [name for name in os.listdir(scratch) if name != own and os.path.isdir(os.path.join(scratch, name, "code"))]
     if not left:
         return
-    lives = b"".join(map(_environment, filter(str.isdigit, os.listdir("/proc"))))
+    from slurmddp.supervisor.ranks import read  # only here: each module costs the start of a node
+
+    processes = filter(str.isdigit, os.listdir("/proc"))
+    lives = b"".join(read("/proc/{}/environ".format(process)) or b"" for process in processes)
     for name in left:
         if os.fsencode(name) not in lives:  # in SLURMDDP_RENDEZVOUS_ID, of node.sh and all that it starts
             for part in ("code", "code.part"):
@@ -164,14 +167,6 @@ def _remove_left(folder: str) -> None:
                 os.rmdir(os.path.join(scratch, name))
             except OSError:
                 pass  # compilers keep something there
-
-
-def _environment(process: str) -> bytes:
-    try:
-        with open("/proc/{}/environ".format(process), "rb") as file:
-            return file.read()
-    except OSError:
-        return b""  # it is over, or another user's
 
 
 def _read(archive: str) -> bytes:

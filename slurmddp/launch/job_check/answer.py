@@ -12,7 +12,6 @@ from slurmddp.launch.job_check.cluster import Cluster
 from slurmddp.launch.job_check.partitions import Offer, offers
 from slurmddp.launch.job_check.rule import RULES, Finding, Subject, check_job
 from slurmddp.launch.prepare import Prepared
-from slurmddp.launch.problems import problems, unknown_here
 from slurmddp.plan.model import Plan
 from slurmddp.render.scripts import python_of_submit
 
@@ -67,10 +66,7 @@ def answer(
     asks = plan.scheduler == "slurm" and not plan.inside
     trial = subject.cluster.trial(plan.sbatch) if asks else None
     offered = offers(subject) if partitions and asks else None
-    elsewhere = [
-        f"{error.where}: {error.what}" if error.where else error.what
-        for error in unknown_here(plan, problems(prepared))
-    ]
+    elsewhere = [f"{error.where}: {error.what}" if error.where else error.what for error in subject.elsewhere]
     start = trial.start if trial else None
     depends = [_PYTHON.format(python_of_submit())] if plan.scheduler == "slurm" else []
     return Answer(plan, [], found, elsewhere, start, subject.cluster.silent, offered, depends)

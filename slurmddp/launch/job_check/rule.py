@@ -5,19 +5,33 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from slurmddp.check.rule import SEVERITIES, Rule, Severity
+from slurmddp.errors import UserError
 from slurmddp.launch.job_check.cluster import Cluster
 from slurmddp.launch.prepare import Prepared
+from slurmddp.launch.problems import absent_secrets, problems, unknown_here
 
 
-class Subject(NamedTuple):
+@dataclass(frozen=True)
+class Subject:
     """The job under check, what its cluster says, and the environment that the job would inherit."""
 
     prepared: Prepared
     cluster: Cluster
     environment: Mapping[str, str]
+
+    @cached_property
+    def missing(self) -> list[UserError]:
+        """Return what this machine lacks of the job: `submit` refuses it for that."""
+        return [*problems(self.prepared), *absent_secrets(self.prepared.plan)]
+
+    @property
+    def elsewhere(self) -> list[UserError]:
+        """Return those of them that only a login node of the cluster can tell."""
+        return unknown_here(self.prepared.plan, self.missing)
 
     def where(self, key: str) -> str:
         """Return `FILE:LINE: key` of a key of the job."""

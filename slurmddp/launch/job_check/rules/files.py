@@ -9,7 +9,7 @@ from pathlib import Path
 
 from slurmddp.launch.accelerate import ignored
 from slurmddp.launch.job_check.rule import Hit, Subject, rule
-from slurmddp.launch.problems import absent_secrets, driver_verdict, problems, unknown_here
+from slurmddp.launch.problems import driver_verdict
 from slurmddp.launch.quotas import quotas
 from slurmddp.plan.program import host_path
 
@@ -22,11 +22,8 @@ _OF_THE_IMAGE = frozenset(("/", "/bin", "/etc", "/lib", "/lib64", "/opt", "/sbin
 
 @rule("submit-refuses", "error", reason="`slurmddp submit` refuses the job for this.", source="docs/job.md")
 def submit_refuses(subject: Subject) -> Iterator[Hit]:
-    plan = subject.prepared.plan
-    found = [*problems(subject.prepared), *absent_secrets(plan)]
-    unknown = unknown_here(plan, found)
-    for error in found:
-        if error not in unknown:
+    for error in subject.missing:
+        if error not in subject.elsewhere:
             yield Hit(error.where or "", error.what, error.todo)
 
 
