@@ -16,10 +16,13 @@ from slurmddp.launch.submit import submit
 from slurmddp.plan.sbatch import STOP_SIGNAL
 from slurmddp.records.events import Event, Kind, of
 from slurmddp.records.job_events import AttemptStarted, JobStarted, Requeued
+from slurmddp.records.metrics import Metrics
 from slurmddp.records.rank_events import CheckpointFailed, CheckpointSaved, Resumed, Started
-from slurmddp.runs.events import read_events, read_lines
+from slurmddp.records.values import number
+from slurmddp.runs.events import read_events
 from slurmddp.runs.gate import own
 from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.metrics import behind
 from slurmddp.slurm.base import JobId
 from slurmddp.slurm.client import ask
 
@@ -147,12 +150,13 @@ class Rehearsal:
             "--mem=0",
         )
         done = ask(("srun", *where, *program))
-        if "killed" not in done.out:
-            raise RehearsalFailed(step, f"rank {rank} was not found on node {node}: {done.text.strip()}")
+        if done.code != 0:
+            why = done.text.strip() or "it is not there"
+            raise RehearsalFailed(step, f"rank {rank} on node {node} could not be killed: {why}")
         self._wait(step, lambda: len(self._events(Resumed)) > resumed)
         # The newest line may be from before the kill: only later ones show that training continues.
         known = len(self._rows())
-        self._wait(step, lambda: any(row["step"] > self._killed_at for row in self._rows()[known:]))
+        self._wait(step, lambda: any(row.step > self._killed_at for row in self._rows()[known:]))
         again = self._events(Resumed)[-1]
         return f"rank {rank} on {node}, killed after step {self._killed_at}; resumed at step {again.step}"
 
@@ -160,8 +164,9 @@ class Rehearsal:
         """The steps between the checkpoint and the kill were done twice: on the same samples, from the same weights."""
         losses: dict[int, list[float]] = {}
         for row in self._rows():
-            if row["step"] <= self._killed_at and row.get("loss") is not None:
-                losses.setdefault(row["step"], []).append(row["loss"])
+            loss = number(row.figures.get("loss"))
+            if row.step <= self._killed_at and loss is not None:
+                losses.setdefault(row.step, []).append(loss)
         twice = {number: values for number, values in losses.items() if len(values) > 1}
         if not twice:
             raise RehearsalFailed(step, "no step was repeated, so there is nothing to compare")
@@ -201,11 +206,9 @@ class Rehearsal:
     def _events(self, kind: type[Kind]) -> list[Kind]:
         return [facts for _, facts in of(self._told(), kind)]
 
-    def _rows(self) -> list[dict[str, Any]]:
-        return [
-            row for row in read_lines(self.folder.metrics, self.folder.path).records if isinstance(row.get("step"), int)
-        ]
+    def _rows(self) -> list[Metrics]:
+        return [row for rows, _ in behind(self.folder.metrics, 0) for row in rows]
 
     def _last_step(self) -> int:
         rows = self._rows()
-        return int(rows[-1]["step"]) if rows else 0
+        return rows[-1].step if rows else 0

@@ -143,19 +143,18 @@ def stacks(attempt: str, host: str) -> None:
         sys.stdout.write("".join(rank.tell(host)))
 
 
-def kill(attempt: str, number: int) -> None:
-    """Kill one rank, as a crash would, and say so."""
-    for rank in ranks_of(attempt):
-        if rank.number == number:
-            os.kill(rank.pid, signal.SIGKILL)
-            print("killed {}".format(rank.pid))
+def kill(attempt: str, number: int) -> bool:
+    """Kill one rank, as a crash would. Return whether it is on this node."""
+    found = [rank for rank in ranks_of(attempt) if rank.number == number]
+    for rank in found:
+        os.kill(rank.pid, signal.SIGKILL)
+    return bool(found)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the words ask for: stacks ATTEMPT, or kill ATTEMPT RANK."""
+    """Do what the words ask for: stacks ATTEMPT, or kill ATTEMPT RANK (exit code 1 if it is not on this node)."""
     what, attempt, *more = arguments
     if what == "kill":
-        kill(attempt, int(more[0]))
-    else:
-        stacks(attempt, os.environ.get("SLURMD_NODENAME") or socket.gethostname())
+        return 0 if kill(attempt, int(more[0])) else 1
+    stacks(attempt, os.environ.get("SLURMD_NODENAME") or socket.gethostname())
     return 0
