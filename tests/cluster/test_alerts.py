@@ -116,20 +116,27 @@ def sender(run: Run, *words: str) -> list[str]:
 
 def kill_script(run: Run, *, guard: bool) -> None:
     """SIGKILL of the job's script; guard: before that, of the guard, which would bring the job back."""
-    guards: list[tuple[str, int]] = []
-
-    def started() -> bool:
-        guards[:] = [
-            (node, pid)
-            for node, pid, command in run.processes()
-            if "slurmddp.zip guard" in command and "srun" not in command
-        ]
-        return bool(guards)
-
-    run.cluster.wait_for(started, "the guard has begun", 30)
-    for node, pid in guards if guard else []:
-        run.cluster.run(node, ["kill", "-KILL", str(pid)], check=False)  # with its shell went its sleep's
+    wait_for_guard(run, 30)
+    if guard:
+        kill_guard(run)
     run.cluster.run("login", ["scancel", "--signal=KILL", "--batch", run.job_id])
+
+
+def guards(run: Run) -> list[tuple[str, int]]:
+    return [
+        (node, pid)
+        for node, pid, command in run.processes()
+        if "slurmddp.zip guard" in command and "srun" not in command
+    ]
+
+
+def wait_for_guard(run: Run, timeout: float) -> None:
+    run.cluster.wait_for(lambda: bool(guards(run)), "the guard has begun", timeout)
+
+
+def kill_guard(run: Run) -> None:
+    for node, pid in guards(run):
+        run.cluster.run(node, ["kill", "-KILL", str(pid)], check=False)  # with its shell went its sleep's
 
 
 def test_a_script_that_is_killed_is_brought_back_and_told_of(alice: Alice, inbox: Inbox) -> None:
@@ -140,6 +147,23 @@ def test_a_script_that_is_killed_is_brought_back_and_told_of(alice: Alice, inbox
     run.wait_for_event("requeued")
     run.wait_for_event("alert", lambda row: row["delivered"])
     assert inbox.kinds() == ["requeued"] and "job.sh was killed by SIGKILL" in inbox.received[0].json()["cause"]
+    alice.cluster.sh("login", "touch ~/told/go")
+    run.wait("done")
+
+
+@pytest.mark.long
+def test_a_guard_that_is_killed_is_started_again(alice: Alice, inbox: Inbox) -> None:
+    run = submit(
+        alice, inbox, alerts=[{"to": "json", "url_env": "HOOK", "insecure": True, "on": ["failed", "requeued"]}]
+    )
+    wait_for_guard(run, 30)
+    kill_guard(run)
+    run.cluster.wait_for(lambda: "the guard has died" in run.logs(), "its end is seen", 30)
+    wait_for_guard(run, 60)
+    kill_script(run, guard=False)
+    run.wait_for_event("requeued")
+    run.wait_for_event("alert", lambda row: row["delivered"])
+    assert inbox.kinds() == ["requeued"]
     alice.cluster.sh("login", "touch ~/told/go")
     run.wait("done")
 

@@ -52,6 +52,28 @@ def test_a_chain_of_jobs_is_one_run(alice: Alice) -> None:
     assert round(sum(ledger["seconds"].values()), 3) == ledger["wall_seconds"]
 
 
+#: The real sbatch, whose answer gets lost on its way, as with a connection that breaks.
+DEAF_SBATCH = """#!/bin/bash
+/usr/bin/sbatch "$@" >/dev/null
+echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2
+exit 1
+"""
+
+
+def test_a_job_whose_number_got_lost_is_found_and_not_submitted_twice(alice: Alice) -> None:
+    alice.cluster.write("/home/alice/deaf/sbatch", DEAF_SBATCH, mode=0o755)
+    job = alice.job_file("deaf", resources={"nodes": 1, "time": "10m"}, train=LONG, recovery=NO_PREFLIGHT)
+    done = alice.cluster.sh("login", f"PATH=~/deaf:$PATH slurmddp submit {job} --json", check=False, timeout=120)
+    queued = alice.cluster.run("login", ["squeue", "--noheader", "--format=%i %k %j"]).stdout.splitlines()
+    (line,) = [line for line in queued if "deaf" in line]
+    assert done.returncode == 0, done.stderr
+    run = Run(alice.cluster, json.loads(done.stdout))
+    assert run.job_id == line.split()[0], (line, done.stdout, done.stderr)
+    run.wait_for_step(1)
+    alice.command("cancel", run.id, "--now")
+    run.wait("cancelled")
+
+
 @pytest.mark.long
 def test_cancel_takes_the_waiting_job_of_a_chain_too(alice: Alice) -> None:
     job = alice.job_file("successor", site="chained", resources={"nodes": 1}, train=LONG)

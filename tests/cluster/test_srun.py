@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -78,6 +79,49 @@ def test_a_killed_rank_leads_to_a_new_attempt_that_resumes(cluster: Cluster, tor
     assert (ended[0]["rank"], ended[0]["node"]) == (3, node), ended[0]
     assert all(f"rank {rank} went on from step" in run.logs() for rank in range(4))
     assert "went on from step 0" not in run.logs()
+
+
+#: Knows of no start before: it goes on from the save that it is told of, which rank 0 writes into the run.
+RESUMES = """\
+import os, pathlib, sys, time
+import torch, torch.distributed as dist
+
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+words = sys.argv[1:]
+first = torch.load(words[1])["step"] if words else 0
+dist.init_process_group("gloo", rank=rank, world_size=size)
+print(f"rank {rank} was given {words} and went on from step {first}", flush=True)
+folder = pathlib.Path(os.environ["SLURMDDP_RUN"]) / "checkpoints"
+for step in range(first + 1, first + 6 if first else 10**6):
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.2)
+    if rank == 0:
+        folder.mkdir(exist_ok=True)
+        torch.save({"step": step}, folder / "part.tmp")
+        (folder / "part.tmp").rename(folder / "last.pt")
+"""
+
+
+@pytest.mark.long
+def test_all_ranks_of_all_nodes_are_given_the_same_save(cluster: Cluster, torch_image: str) -> None:
+    alice = Alice(cluster, torch_image)
+    cluster.write("/home/alice/tasks/resumes.py", RESUMES)
+    resources = {"nodes": "2", "ranks_per_node": "2", "cpus_per_node": "2", "mem_per_node": "2500M", "time": "5m"}
+    settings = [word for key, value in resources.items() for word in ("--set", f"resources.{key}={value}")]
+    run = alice.submit(
+        "tasks/resumes.py", "--site", "testcluster", "--image", alice.image, "--set", "launch.mode=srun", *settings,
+        "--set", "train.resume_args=[--resume, '{checkpoint}']",
+    )  # fmt: skip
+    saved = run.folder / "checkpoints" / "last.pt"
+    cluster.wait_for(saved.exists, "rank 0 has saved", 120)
+    node, pid, _ = next(found for found in run.processes("RANK=3") if "resumes.py" in found[2])
+    cluster.run(node, ["kill", "-9", str(pid)], user="root")
+    status = run.wait("done")
+    told = re.findall(r"rank (\d) was given \[(.*)\] and went on from step (\d+)", run.logs())
+    first, second = told[:4], told[4:]
+    assert sorted(rank for rank, _, _ in first) == sorted(rank for rank, _, _ in second) == list("0123"), status
+    assert {words for _, words, _ in first} == {""} and len({(words, step) for _, words, step in second}) == 1, told
+    assert second[0][1].startswith("'--resume', '") and int(second[0][2]) > 0, told
 
 
 @pytest.mark.long
