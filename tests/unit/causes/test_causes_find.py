@@ -126,3 +126,13 @@ def test_4096_nodes_are_judged_within_a_second(tmp_path: Path) -> None:
     began = time.process_time()
     found = find(node_logs(str(tmp_path)), None, [f"node{node:04}" for node in range(4096)])
     assert found.node == "node0000" and time.process_time() - began < 1
+
+
+def test_a_hang_names_the_first_of_the_ranks_that_the_others_wait_for() -> None:
+    text = "no step for 60 s"
+    one, two = events.hung([3], ["n2"], text, 5.0), events.hung([3, 4], ["n2", "n2"], text)
+    assert (one.text, one.rank, one.node, one.time) == (f"hang: {text}", 3, "n2", 5.0)
+    assert two.text == f"hang: {text} (and 1 more)"
+    for ranks, nodes in (([], []), ([3], []), ([], ["n2"])):
+        assert events.hung(ranks, nodes, text)[1:3] == (None, "")
+    assert events.hung([], [], text).text == f"no rank is behind the others: hang: {text}"

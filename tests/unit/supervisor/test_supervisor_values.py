@@ -1,0 +1,93 @@
+"""The job's values as job.sh hands them over, and what Slurm is asked about the job."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slurmddp.supervisor.brain.types import Job, Settings
+from slurmddp.supervisor.scheduler import Slurm
+from slurmddp.supervisor.values import Values, read
+
+WORDS = {
+    "scheduler": "slurm", "own_script": "yes", "requeue_policy": "chain", "must_save": "", "preflight": "only",
+    "breaker": "4", "stop_lead": "120", "cancel_grace": "", "nodes_min": "2", "nodes_max": "", "max_gpu_hours": "1.5",
+    "watch": '["/data/out"]', "from_zero": "2", "python": "/opt/python3", "odd": "a=b",
+}  # fmt: skip
+GIVEN = ["/run/r1/", "/tmp/x", *(f"{name}={text}" for name, text in WORDS.items())]
+
+
+def test_what_job_sh_hands_over_is_read_and_handed_on() -> None:
+    found = read([*GIVEN, "--", "--mem=0", "--overlap", "--", "--mpi=none", "--"])
+    assert found == Values("/run/r1", "/tmp/x", WORDS, ("--mem=0", "--overlap"), ("--mpi=none", "--"))
+    assert read(found.write()) == found
+    assert read(GIVEN)[3:] == ((), ()) and read([*GIVEN, "--", "--mem=0"])[3:] == (("--mem=0",), ())
+    assert (found.number("breaker"), found.number("cancel_grace")) == (4, None)
+    assert found.yes("own_script") and not found.yes("must_save")
+
+
+def test_settings_and_programs() -> None:
+    found = read(GIVEN)
+    assert found.settings() == Settings(
+        "/run/r1", "slurm", True, "chain", False, "only", 4, 120, None, 2, 1, 1.5, 2,
+        ("/run/r1/checkpoints", "/data/out"),
+    )  # fmt: skip
+    assert found.program("guard")[-4:] == [
+        "/run/r1/code/python.sh",
+        "/opt/python3",
+        "/run/r1/code/slurmddp.zip",
+        "guard",
+    ]
+    assert found.node_script()[-2:] == ["/run/r1", "/run/r1/node.sh"]
+    assert found.node_script()[:2] == ["bash", "-c"]
+    free = read([word if not word.startswith(("max_gpu", "breaker")) else word.split("=")[0] + "=" for word in GIVEN])
+    assert (free.settings().max_gpu_hours, free.settings().breaker) == (None, 3)
+
+
+class Played:
+    """A loop whose commands answer what stands here, by their first two words."""
+
+    def __init__(self, **answers: tuple[int, str]) -> None:
+        self.answers, self.asked = answers, list[list[str]]()
+
+    def run(self, words: list[str], *_: Any, **__: Any) -> SimpleNamespace:
+        self.asked.append(words)
+        code, text = self.answers.get("_".join(words[:3:2]), self.answers.get(words[0], (1, "")))
+        return SimpleNamespace(code=code, text=text)
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> Any:
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_RESTART_COUNT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    return lambda **answers: Slurm(Played(**answers))  # type: ignore[arg-type]
+
+
+def test_a_controller_that_is_silent_changes_nothing(slurm: Any) -> None:
+    silent = slurm(scontrol=(1, "slurm_load_jobs error: Unable to contact slurm controller"))
+    assert not silent.ask() and silent.job == Job(restarts=1, restarts_then=1)
+    assert silent.nodes() is None and silent.end_time() is None
+    assert silent.count_gpus({}) == 0
+
+
+def test_what_slurm_says_of_the_job(slurm: Any) -> None:
+    line = (
+        "JobId=7 JobState=RUNNING Reason=None Requeue=1 Restarts=2 StartTime=2026-01-02T03:04:05 "
+        "PreemptTime=None EndTime=2026-01-02T04:04:05 NodeList=n[1-3] JOB_GRES=gpu:a100:4,gpu:2,shard:9"
+    )
+    job = slurm(scontrol=(0, line), scontrol_hostnames=(0, "n1\nn2\nn3\n"), date=(0, "1767326645\n"))
+    assert job.ask() and (job.job.state, job.job.restarts, job.job.restarts_then) == ("RUNNING", 2, 1)
+    assert job.takes_steps() and job.nodes() == ["n1", "n2", "n3"] and job._loop.asked[-1][-1] == "n[1-3]"
+    assert job.end_time() == 1767326645.0 and job.count_gpus({}) == 6
+    env = {"SLURM_GPUS": "4", "SLURM_GPUS_PER_NODE": "4", "HOME": "/h"}
+    job.count_gpus(env)
+    assert env == {"HOME": "/h"}
+
+
+def test_a_step_on_some_nodes(slurm: Any) -> None:
+    words = slurm().step(["n1", "n2"], ["--overlap"], "/run/%N.log", ["bash", "x"])
+    assert words[:4] == ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
+    assert words[-2:] == ["bash", "x"] and "--output=/run/%N.log" in words and "--overlap" in words
