@@ -50,7 +50,7 @@ ELSEWHERE = {
     r"slurmddp submit train.py --(venv|conda) ": "needs an environment: tests/unit/cli/test_cli_environments.py",
     r"slurmddp check train.py --site testcluster": "needs the test cluster's image: tests/cluster/test_srun.py",
     r"slurmddp site init": "needs a real Slurm: tests/cluster/test_site_init.py",
-    r".* /home/bob/": "needs a run of another user; docs/security.md names the tests",
+    r".* /home/bob/": "needs a run of another user; tests/security.md names the tests",
 }  # fmt: skip
 
 #: Commands that run until Ctrl-C, which comes after some seconds.

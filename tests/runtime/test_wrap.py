@@ -96,8 +96,8 @@ def test_each_rank_of_torchrun_is_behind_it(script: Path) -> None:
 
 
 def example(tool: str, run: Path) -> list[str]:
-    """The row of docs/operate.md, with the run folder in it as node.sh puts it there."""
-    page = (ROOT / "docs/operate.md").read_text(encoding="utf-8")
+    """The row of docs/debug.md, with the run folder in it as node.sh puts it there."""
+    page = (ROOT / "docs/debug.md").read_text(encoding="utf-8")
     (row,) = re.findall(rf"^\| {tool} \| `(.*)` \|$", page, re.MULTILINE)
     words: list[Any] = yaml.safe_load(row)
     (run / "logs").mkdir()

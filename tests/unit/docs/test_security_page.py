@@ -1,4 +1,4 @@
-"""docs/security.md: each section says which test shows its claims, and which claims have none."""
+"""tests/security.md: each section of docs/security.md has the tests that show its claims, and the claims without one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ import pytest
 
 from tests.helpers import ROOT
 
-PAGE = (ROOT / "docs/security.md").read_text(encoding="utf-8")
-SECTIONS = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+
+
+def sections(page: str) -> dict[str, str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+
+
+PAGE, SECTIONS = sections("docs/security.md"), sections("tests/security.md")
 #: These promise nothing: the first says what is open, the other whom the rest is about.
 WITHOUT_CLAIMS = ("What is open", "Threat model")
 TABLE = re.compile(r"^\| Claim \| Test \|\n\|---\|---\|\n((?:\|[^\n]+\n)+)\nNo test: [^\n]", re.MULTILINE)
@@ -23,10 +29,14 @@ CELLS = [
 
 
 def test_what_is_open_comes_first() -> None:
-    assert next(iter(SECTIONS)) == WITHOUT_CLAIMS[0] and "| Gap | Who could use it |" in SECTIONS["What is open"]
+    assert next(iter(PAGE)) == WITHOUT_CLAIMS[0] and "| Gap | Who could use it |" in PAGE["What is open"]
 
 
-@pytest.mark.parametrize("heading", [heading for heading in SECTIONS if heading not in WITHOUT_CLAIMS])
+def test_each_section_of_the_page_has_its_tests() -> None:
+    assert [heading for heading in PAGE if heading not in WITHOUT_CLAIMS] == list(SECTIONS)
+
+
+@pytest.mark.parametrize("heading", SECTIONS)
 def test_a_section_names_its_tests_and_what_has_none(heading: str) -> None:
     assert len(TABLE.findall(SECTIONS[heading])) == 1, heading
 

@@ -39,11 +39,11 @@ def test_the_lock_holds_no_address_and_no_cuda_package() -> None:
 
 
 def test_every_test_that_the_security_page_names_exists() -> None:
-    page = (ROOT / "docs/security.md").read_text()
+    page = (ROOT / "tests/security.md").read_text()
     named = re.findall(r"\b((?:unit|programs|runtime|cluster)/[\w/]+\.py)(?:::(\w+))?", page)
     for path, name in named:
         file = ROOT / "tests" / path
-        assert file.is_file(), f"docs/security.md names {path}"
+        assert file.is_file(), f"tests/security.md names {path}"
         assert not name or re.search(rf"(def|class) {name}\b", file.read_text()), f"{path}::{name}"
     assert named
 

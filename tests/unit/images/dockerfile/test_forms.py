@@ -1,4 +1,4 @@
-"""The table of docs/images.md: what becomes of each form of a Dockerfile, told by the conversion itself.
+"""The table of docs/dockerfiles.md: what becomes of each form of a Dockerfile, told by the conversion itself.
 
 `SLURMDDP_UPDATE_GOLDEN=1 pytest tests/unit/images/dockerfile/test_forms.py` writes the table anew.
 """
@@ -15,7 +15,7 @@ from slurmddp.errors import UserError
 
 from .conftest import Dock
 
-DOCS = Path(__file__).resolve().parents[4] / "docs" / "images.md"
+DOCS = Path(__file__).resolve().parents[4] / "docs" / "dockerfiles.md"
 BEGIN, END = "<!-- forms -->\n", "<!-- end of forms -->\n"
 #: The form as the table shows it: lines of a Dockerfile in which it stands.
 FORMS = {
