@@ -14,7 +14,7 @@ from slurmddp import __version__  # noqa: E402
 project = "slurmddp"
 version = release = __version__
 root_doc = "docs/index"
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx_copybutton", "extras"]
 include_patterns = [
     "README.md",
     "CHANGELOG.md",
@@ -28,10 +28,14 @@ include_patterns = [
 ]
 myst_heading_anchors = 4
 html_theme = "furo"
+html_static_path = [str(HERE / "static"), str(ROOT / "docs" / "generated" / "static")]
+html_js_files = ["sections.js", "search.js"]
+copybutton_selector = "div.highlight-bash pre, div.highlight-yaml pre, div.highlight-python pre"
 html_title = f"slurmddp {__version__}"
 html_show_sphinx = html_show_copyright = False
 smartquotes = False  # --option stays --option
 # Pygments has no lexer for the picture of docs/architecture.md, which stays text.
 suppress_warnings = ["misc.highlighting_failure"]
 
+(ROOT / "docs" / "generated" / "static").mkdir(parents=True, exist_ok=True)
 write_pages(ROOT / "docs" / "generated")

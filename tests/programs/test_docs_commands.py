@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,12 +23,8 @@ from tests.receiver import Receiver
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-#: What the first word of a block's first line is where the block is for a shell.
-PROGRAMS = (
-    "apptainer", "bash", "cd", "conda", "curl", "diff", "export", "git", "install", "make", "mamba", "module", "pip",
-    "pipx", "python", "python3", "rsync", "salloc", "sbatch", "scancel", "scontrol", "scp", "slurmddp", "source",
-    "squeue", "ssh", "tar", "touch", "uv", "watch", ".venv/bin/python",
-)  # fmt: skip
+#: What the first word of a block is where the block is for a shell; the site highlights these.
+PROGRAMS = frozenset((ROOT / "docs/site/programs.txt").read_text(encoding="utf-8").split())
 
 #: Commands that cannot run here, each with the reason. First match counts; each must match something.
 ELSEWHERE = {
@@ -49,7 +46,10 @@ ELSEWHERE = {
     r"slurmddp check .*--preflight": "needs a real Slurm: tests/cluster/test_network.py",
     r"slurmddp submit train.py --(venv|conda) ": "needs an environment: tests/unit/cli/test_cli_environments.py",
     r"slurmddp check train.py --site testcluster": "needs the test cluster's image: tests/cluster/test_srun.py",
+    r"slurmddp run examples/": "needs PyTorch: tests/runtime/test_examples.py",
+    r"SLURMDDP_UPDATE_GOLDEN=1 ": "takes minutes to an hour; CI runs `make test`",
     r"slurmddp site init": "needs a real Slurm: tests/cluster/test_site_init.py",
+    r"ss ": "prints this machine's ports",
     r".* /home/bob/": "needs a run of another user; tests/security.md names the tests",
 }  # fmt: skip
 
@@ -111,14 +111,18 @@ def blocks(page: Path) -> list[list[str]]:
 
 
 def commands(page: Path) -> list[str]:
-    """The commands of a page's shell blocks without their comments: one a line, a trailing backslash joins two."""
+    """The commands of a page's shell blocks without the comments above them: a trailing backslash joins two lines."""
     found = []
     for block in blocks(page):
-        words = block[0].split()
-        if words and words[0] in PROGRAMS:
-            lines = "\n".join(block).replace("\\\n", " ").splitlines()
-            found += [re.sub(r"(^|\s+)#.*", "", line).strip() for line in lines]
-    return [command for command in found if command]
+        lines = [line for line in block if not line.startswith("#")]
+        if lines and lines[0].split(" ")[0] in PROGRAMS:
+            found += "\n".join(lines).replace("\\\n", " ").splitlines()
+    return [command.strip() for command in found if command]
+
+
+def split(command: str) -> list[str]:
+    """The words of a command; a comment behind it begins with the word #."""
+    return shlex.split(command.replace("$(", "").replace("<", ""))
 
 
 def elsewhere(command: str) -> str | None:
@@ -145,6 +149,7 @@ def place(desk: Desk) -> Iterator[Desk]:
         desk.write(name, "step 1\n")
     desk.write("default_config.yaml", "distributed_type: MULTI_GPU\n")
     desk.write("train.sbatch", "#!/bin/bash\n#SBATCH --time=1:00:00\npython train.py\n")
+    (desk.root / "work/books").mkdir(parents=True)
     for name in ("train.py", "requirements.txt", "src/a.py"):
         desk.write(name, "")
     yaml = {block[0].split(":")[0]: "\n".join(block) + "\n" for page in PAGES for block in blocks(page)}
@@ -204,6 +209,12 @@ def test_the_commands_of_a_page_work_in_its_order(place: Desk, page: Path) -> No
 @pytest.mark.parametrize(("page", "command"), NOT_HERE, ids=lambda part: getattr(part, "name", part))
 def test_commands_that_cannot_run_foreground(page: Path, command: str) -> None:
     pytest.skip(f"{page.name}: {command}: {elsewhere(command)}")
+
+
+def test_no_comment_stands_beside_a_command() -> None:
+    """It would be cut off on a screen, and copied with the command."""
+    beside = [f"{page.name}: {command}" for page in PAGES for command in commands(page) if "#" in split(command)]
+    assert not beside
 
 
 def test_no_command_is_missed() -> None:
