@@ -106,9 +106,11 @@ forget-reruns:
 unit: $(VENV)/.unit
 	$(BIN)/python -m pytest -q -n $$(($$(nproc) + 1)) --dist worksteal --timeout=300 $(SELECT) tests/unit tests/golden
 
-# The documentation site: a page or section that a link names and that does not exist is an error.
+# The documentation site: a page or section that a link names and that does not exist is an error. Its search has to answer
+# the questions of docs/site/questions.txt, where there is a Chromium to ask them.
 docs: $(VENV)/.docs
 	$(BIN)/sphinx-build -q -W --keep-going -c docs/site . build/docs
+	$(BIN)/python docs/site/questions.py build/docs
 	@echo build/docs/docs/index.html
 
 $(VENV)/.docs: $(VENV)/.made pyproject.toml $(LOCK)

@@ -29,7 +29,7 @@ include_patterns = [
 myst_heading_anchors = 4
 html_theme = "furo"
 html_static_path = [str(HERE / "static"), str(ROOT / "docs" / "generated" / "static")]
-html_js_files = ["sections.js", "search.js"]
+html_css_files = ["site.css"]
 copybutton_selector = "div.highlight-bash pre, div.highlight-yaml pre, div.highlight-python pre"
 html_title = f"slurmddp {__version__}"
 html_show_sphinx = html_show_copyright = False

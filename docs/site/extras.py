@@ -21,6 +21,7 @@ NOT_SEARCHED = ("CHANGELOG", "CONTRIBUTING", "SECURITY", "tests/", "docs/archite
 def setup(app: Any) -> dict[str, bool]:
     app.connect("doctree-read", _set_languages)
     app.connect("env-updated", _write_sections)
+    app.connect("html-page-context", _add_search)
     return {"parallel_read_safe": True}
 
 
@@ -36,6 +37,12 @@ def _write_sections(app: Any, env: Any) -> None:
     found = [[name, *section] for name in names for section in _sections(env.get_doctree(name))]
     MADE.mkdir(parents=True, exist_ok=True)
     (MADE / "sections.js").write_text(f"const SECTIONS = {json.dumps(found)};\n", encoding="utf-8")
+
+
+def _add_search(app: Any, page: str, *_: Any) -> None:
+    if page == "search":
+        app.add_js_file("sections.js")
+        app.add_js_file("search.js")
 
 
 def _sections(doctree: nodes.document) -> Iterator[tuple[str, str, str]]:

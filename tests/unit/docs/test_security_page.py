@@ -1,4 +1,4 @@
-"""tests/security.md: each section of docs/security.md has the tests that show its claims, and the claims without one."""
+"""tests/security.md has, for each section of docs/security.md, the tests of its claims, and the claims without one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import pytest
 
 from tests.helpers import ROOT
-
 
 
 def sections(page: str) -> dict[str, str]:
