@@ -38,6 +38,12 @@ def submit(
     resume: opt.Resume = None,
     dry_run: DryRunOption = False,
     full: Annotated[bool, typer.Option("--full", help="With --dry-run: also print all shell functions")] = False,
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain", help="Submit a short ordinary sbatch script instead, NAME.sbatch, which runs without slurmddp"
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout")] = False,
     explain: opt.Explain = None,
 ) -> None:
@@ -46,6 +52,11 @@ def submit(
 
     if full and not dry_run:
         raise UserError("--full needs --dry-run", todo="add --dry-run, or remove --full")
+    if plain:
+        if other := next((name for name, given in (("--resume", resume), ("--full", full)) if given), None):
+            raise UserError(f"--plain and {other} cannot be combined", todo="remove one of them")
+        _plain(asked, dry_run=dry_run, as_json=as_json)
+        return
     if dry_run and not explain:
         _dry_run(asked, resume, as_json=as_json, full=full)
         return
@@ -54,6 +65,25 @@ def submit(
         opt.show_explanation(prepared, explain)
         return
     _hand_over(prepared, as_json=as_json)
+
+
+def _plain(asked: opt.Asked, *, dry_run: bool, as_json: bool) -> None:
+    """Submit the plain script, or print it; stderr has what it lacks."""
+    from slurmddp.launch.plain import plain_job
+
+    options = [*asked.options, *((key, value, "--plain") for key, value in opt.PLAIN)]
+    prepared, refused = asked._replace(options=options).prepare_or_refuse(None)
+    found = plain_job(prepared, refused, submit=not dry_run)
+    opt.show_notes(prepared)
+    if as_json:
+        typer.echo(opt.json_text(found.as_dict()))
+    elif dry_run:
+        write_exactly(found.script.encode("utf-8", errors="surrogateescape"))
+    else:
+        typer.echo(f"script  {found.file}\njob     {found.job_id}\nlog     {found.log}")
+    opt.say("The plain script lacks what the supervised job has (submit without --plain):")
+    for line in found.missing:
+        opt.say(f"  - {line}")
 
 
 def _hand_over(prepared: "Prepared", *, as_json: bool, repeats: str | None = None) -> None:

@@ -117,6 +117,8 @@ _SWITCHES = {"debug": "network.debug"}
 _PASSED_ON = ("exclude", "reservation")
 #: What only a new job can ask Slurm for, not one that runs inside an allocation.
 OF_SUBMISSION = ("time", "partition", "account", "qos", *_PASSED_ON)
+#: What `submit --plain` sets: the script runs where it lies, and nothing of ours restarts or checks it.
+PLAIN = (("snapshot", "false"), ("recovery.requeue", "never"), ("recovery.preflight", "false"))
 
 
 class Asked(NamedTuple):

@@ -53,19 +53,20 @@ def _flight_recorder(*, gpus: bool) -> VariableGroup:
             # torchrun would set 1, which ends a rank before it has written its dump.
             Variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"),
         ),
+        of_run=True,
     )
 
 
 def _observe(job: Job) -> VariableGroup:
     wanted = json.dumps({"hang": job.timeouts.hang, "restart": job.train.observe == "restart"})
-    return _group("a thread in each rank watches the script; train.observe: off turns it off", SLURMDDP_OBSERVE=wanted)
+    title = "a thread in each rank watches the script; train.observe: off turns it off"
+    return VariableGroup(title, (Variable("SLURMDDP_OBSERVE", wanted),), of_run=True)
 
 
 def _resume(job: Job, watch: tuple[str, ...]) -> VariableGroup:
     wanted = json.dumps({"watch": watch, "args": job.train.resume_args})
-    return _group(
-        "where the script saves, and the arguments with which it loads its newest save", SLURMDDP_RESUME=wanted
-    )
+    title = "where the script saves, and the arguments with which it loads its newest save"
+    return VariableGroup(title, (Variable("SLURMDDP_RESUME", wanted),), of_run=True)
 
 
 def _group(title: str, **variables: str) -> VariableGroup:
@@ -90,7 +91,7 @@ def _node_caches(*, amd: bool) -> VariableGroup:
     if amd:
         names |= {"MIOPEN_USER_DB_PATH": "miopen", "MIOPEN_CUSTOM_CACHE_DIR": "miopen"}
     variables = tuple(Variable(name, folder, "scratch") for name, folder in names.items())
-    return VariableGroup("compilers' caches, on the node's own disk", variables)
+    return VariableGroup("compilers' caches, on the node's own disk", variables, of_run=True)
 
 
 def _debug() -> VariableGroup:

@@ -151,8 +151,11 @@ class Variable(NamedTuple):
 
 
 class VariableGroup(NamedTuple):
+    """of_run: it needs the run folder or our code on the nodes."""
+
     title: str
     variables: tuple[Variable, ...]
+    of_run: bool = False
 
 
 class Program(NamedTuple):

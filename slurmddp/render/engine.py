@@ -44,6 +44,11 @@ def with_run(text: str, run: str, literal: Callable[[str], str] = str) -> str:
     return run.join(literal(part) if part else "" for part in parts)
 
 
+def names_run(text: str) -> bool:
+    """Return whether {run} stands in a text."""
+    return _RUN.search(text) is not None
+
+
 def quote_run(value: object) -> str:
     """One word for bash, in which {run} is the value of its variable `run`."""
     return with_run(str(value), '"$run"', quote) or "''"

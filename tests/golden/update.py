@@ -10,7 +10,8 @@ from typing import Any
 
 from slurmddp.assets import asset_folder
 from slurmddp.plan.build import make_plan
-from slurmddp.plan.model import Context
+from slurmddp.plan.model import Context, Plan
+from slurmddp.render.plain import plain_script
 from slurmddp.render.scripts import alert_files, job_script, node_script
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.spec.document import Document
@@ -87,6 +88,35 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "local-lm": ("local", LM | {"launch.wrap": ["perf", "stat"], "resources.ranks_per_node": "2", "environment": {"PYTHONPATH": "/own"}}),
 }
 
+#: Of `submit --plain`.
+PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain-image": (
+        "leonardo",
+        TWO_NODES
+        | {
+            "name": "own",
+            "snapshot": "false",
+            "train.script": "src/train.py",
+            "train.project": ".",
+            "train.args": ["--lr", "3e-4", "--text", "it's $HOME"],
+            "environment": {"WANDB_MODE": "offline", "PYTHONPATH": "/own lib"},
+            "environment_from": ["WANDB_API_KEY"],
+        },
+    ),
+    "plain-conda": (
+        "generic",
+        TWO_NODES
+        | {
+            "name": "own",
+            "snapshot": "false",
+            "train.module": "pkg.train",
+            "resources.nodes": "2-4",
+            "container.runtime": "none",
+            "setup": ["module load cuda", "conda activate gpt"],
+        },
+    ),
+}
+
 
 def needed(profile: Site) -> dict[str, Any]:
     """What the job has to say because the site requires it, or the profile does not know it."""
@@ -105,8 +135,8 @@ def needed(profile: Site) -> dict[str, Any]:
     return options
 
 
-def scripts(site: str, kind: str) -> dict[str, str]:
-    """Name -> text of the scripts of one kind of job on a site."""
+def plan_of(site: str, kind: str) -> Plan:
+    """The plan of one kind of job on a site."""
     catalogue = Catalogue(ENVIRONMENT)
 
     def load(name: str) -> tuple[Site, Document]:
@@ -114,23 +144,35 @@ def scripts(site: str, kind: str) -> dict[str, str]:
         return profile.model_copy(update={"requeue": "chain"} if kind == "chain" else {}), layer
 
     profile, layer = load(site)
-    options = {"site": site, **KINDS[kind][1]}
+    options = {"site": site, **(KINDS | PLAIN)[kind][1]}
     if profile.scheduler == "local":
         options |= {"resources.ranks_per_node": "2"}
         options = {key: value for key, value in options.items() if key not in TWO_NODES}
     if profile.scheduler == "slurm":
         options |= needed(profile)
     container = layer.tree.get("container", {})
-    if container.get("runtime") != "none" and "image" not in container:
-        options["container.image"] = f"/images/torch.{'sqsh' if container.get('runtime') == 'pyxis' else 'sif'}"
+    runtime = options.get("container.runtime") or container.get("runtime")
+    if runtime != "none" and "image" not in container:
+        options["container.image"] = f"/images/torch.{'sqsh' if runtime == 'pyxis' else 'sif'}"
     sources = Sources(None, [(key, value, f"--set {key}") for key, value in options.items()], ENVIRONMENT, [])
     resolved = resolve(sources, load, lambda: None, strict=False)
     earlier = ("/runs/own-1/checkpoints", "/runs/own-0/checkpoints") if kind == "script" else ()
-    plan = make_plan(resolved, CONTEXT._replace(resume_from=earlier))._replace(version="0.0.0")
+    return make_plan(resolved, CONTEXT._replace(resume_from=earlier))._replace(version="0.0.0")
+
+
+def scripts(site: str, kind: str) -> dict[str, str]:
+    """Name -> text of the scripts of one kind of job on a site."""
+    plan = plan_of(site, kind)
     payloads = {f"{name.replace('/', '-')}.txt": text for name, text in alert_files(plan).items()}
     own_python = getattr(sys, "_base_executable", sys.executable)
     scripts = {"job.sh": job_script(plan), "node.sh": node_script(plan)}
     return {**{name: text.replace(own_python, "/opt/bin/python3") for name, text in scripts.items()}, **payloads}
+
+
+def plain(site: str, kind: str) -> str:
+    """The script of `submit --plain`."""
+    plan = plan_of(site, kind)
+    return plain_script(plan, f"{plan.name}.sbatch")
 
 
 def difference(site: str) -> str:
@@ -152,6 +194,7 @@ def expected() -> dict[Path, str]:
         for kind, (site, _) in KINDS.items()
         for name, text in scripts(site, kind).items()
     }
+    files |= {HERE / "kinds" / f"{kind}.sh": plain(site, kind) for kind, (site, _) in PLAIN.items()}
     return files | {HERE / "sites" / f"{site}.diff": difference(site) for site in SITES if site != KINDS["simple"][0]}
 
 

@@ -1,0 +1,98 @@
+"""The sbatch script of `submit --plain`: srun and torchrun, and nothing of ours on the nodes."""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Iterator
+
+from slurmddp.errors import UserError
+from slurmddp.plan.model import Plan, VariableGroup
+from slurmddp.render.engine import names_run, quote_run, render
+
+#: Options of sbatch that only the supervised job has a use for.
+_SUPERVISED = ("--requeue", "--open-mode", "--no-kill", "--signal")
+
+
+def plain_script(plan: Plan, file: str) -> str:
+    """Return the script; file: its name. The plan's snapshot is off: the script runs where it lies.
+
+    Raises UserError, which lists all that the job asks for and only the supervised form has.
+    """
+    if found := list(_refusals(plan)):
+        raise UserError(
+            f"--plain cannot run this job: {'; '.join(found)}",
+            todo="remove that from the job, or submit without --plain",
+        )
+    program = plan.program
+    return render(
+        "sbatch/plain.sh.j2",
+        plan=plan,
+        file=quote_run(file),
+        sbatch=_sbatch(plan),
+        modules=any(re.match(r"(module|ml)\s", line) for line in plan.setup),
+        python_path=_python_path(plan),
+        groups=_groups(plan),
+        words=["--no-python", *program.words(program.source)] if program.bash else program.words(program.source),
+    )
+
+
+def _refusals(plan: Plan) -> Iterator[str]:
+    """Yield what of the job the plain script cannot do, whose absence would make it another job."""
+    if not plan.program.own:
+        yield "the bundled trainer (train.task) is a part of slurmddp; --plain is for your own script"
+    if plan.scheduler != "slurm":
+        yield f"site {plan.site} has no Slurm (here, `torchrun` alone does it)"
+    if plan.srun is not None:
+        yield "launch.mode srun starts ranks without torchrun"
+    for key, given in (("launch.accelerate", plan.accelerate), ("launch.wrap", plan.program.wrap)):
+        if given:
+            yield f"{key} needs the supervised job"
+    if plan.nodes.ranks_per_node is None and not plan.layout.gpus_per_node:
+        yield "torchrun cannot choose the ranks of a node by its cores: resources.ranks_per_node must be a number"
+    if plan.resume_from:
+        yield "it has no checkpoints of older runs (--resume)"
+    words = [*plan.program.args, plan.workdir, _python_path(plan)]
+    words += [each.value for group in _groups(plan) for each in group.variables]
+    if any(map(names_run, words)):
+        yield "it has no run folder for {run}"
+    elif plan.program.own and not plan.workdir:
+        yield "it has no run folder (train.workdir: run)"
+
+
+def _sbatch(plan: Plan) -> list[str]:
+    nodes = plan.nodes
+    count = f"--nodes={nodes.max}" if nodes.min == nodes.max else f"--nodes={nodes.min}-{nodes.max}"
+    options = [line for line in plan.sbatch if line.split("=")[0] not in _SUPERVISED]
+    return [*(count if line.startswith("--nodes=") else line for line in options), "--output=%x-%j.log"]
+
+
+def _groups(plan: Plan) -> list[VariableGroup]:
+    """Return the variables that mean something without a run folder, PYTHONPATH aside."""
+    kept = [
+        group._replace(variables=tuple(each for each in group.variables if not each.base and each.name != "PYTHONPATH"))
+        for group in plan.environment
+        if not group.of_run
+    ]
+    return [group for group in kept if group.variables]
+
+
+def _python_path(plan: Plan) -> str:
+    """Return what the ranks need in PYTHONPATH: not the folder of the script, where Python looks by itself."""
+    own = [each.value for group in plan.environment for each in group.variables if each.name == "PYTHONPATH"][-1:]
+    folder = None if plan.program.module else os.path.dirname(plan.program.source)
+    return ":".join([*(path for path in plan.program.python_path if path != folder), *own])
+
+
+def missing(plan: Plan) -> list[str]:
+    """Return what the supervised job of this plan does and the plain one does not, the dearest first."""
+    spares = f", no spare node ({plan.nodes.spares} dropped)" if plan.nodes.spares else ""
+    alerts = f" ({', '.join(target.name for target in plan.alerts.targets)})" if plan.alerts else ""
+    return [
+        f"no restart: a rank, node or link that fails ends the job{spares}",
+        "no requeue: at the time limit, the job is killed; nothing tells the script to save before",
+        "no preflight: nodes and network are not checked before the ranks start",
+        f"no alerts{alerts}, no hang detection, no flight recorder",
+        "no copy of your code: if you change it while the job waits, the job runs the changed code",
+        "no run folder: `status`, `logs` and `report` do not know this job; `slurmddp doctor LOG` reads its log",
+    ]
