@@ -12,6 +12,8 @@ from slurmddp.cli.terminal import Progress, write_exactly, write_line
 from slurmddp.styled import labelled
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from slurmddp.errors import UserError
     from slurmddp.launch.dry_run import DryRun
     from slurmddp.launch.init import Made
@@ -235,17 +237,45 @@ def init(
         "job.yaml"
     ),
     site: opt.Site = None,
-    task: Annotated[str | None, typer.Option(metavar="lm|images", help="Train a bundled task")] = None,
     script: Annotated[str | None, typer.Option(metavar="FILE", help="Train your own script")] = None,
+    task: Annotated[str | None, typer.Option(metavar="lm|images", help="Train a bundled task")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: take the likeliest of what was found")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a commented job file for this cluster or, without Slurm, for this machine."""
+    """Write a commented job file from what is found here: the cluster, its partitions and GPUs, your training script,
+    an image or the active Python environment. Asks at most three questions, on a terminal only. If no site profile
+    fits the cluster, one is drafted (site init)."""
+    import sys
+
     from slurmddp.launch.init import write_job_file
 
-    made = write_job_file(path, site, task, script)
-    typer.echo(opt.json_text({"file": str(path), **made._asdict()}) if as_json else path)
-    _say_site(made, "init")
-    opt.say(f"next    slurmddp check {path}")
+    asks = not yes and not as_json and sys.stdin.isatty() and sys.stderr.isatty()
+    written = write_job_file(path, site, task, script, _ask if asks else None)
+    typer.echo(opt.json_text(written.as_dict()) if as_json else path)
+    found = written.choices
+    _say_site(written.made, "init")
+    for name, value in (
+        ("script", found.script),
+        ("image", found.image),
+        ("python", found.environment and f"{found.environment.folder} ({found.environment.source})"),
+    ):
+        if value:
+            opt.say(f"{name:<8}{value}")
+    for note in written.notes:
+        opt.say(labelled("note", note))
+    opt.say(f"next    {written.next[0]}")
+
+
+def _ask(question: str, answers: "Sequence[str]") -> str:
+    """Ask on the terminal; Enter takes the first answer."""
+    if len(answers) < 2:
+        return str(typer.prompt(question, default=answers[0] if answers else "", err=True)).strip()
+    for number, answer in enumerate(answers, 1):
+        opt.say(f"  {number}  {answer}")
+    while True:
+        choice: int = typer.prompt(question, default=1, type=int, err=True)
+        if 1 <= choice <= len(answers):
+            return str(answers[choice - 1])
 
 
 def _say_site(made: "Made", command: str) -> None:

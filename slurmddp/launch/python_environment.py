@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,6 +94,13 @@ def with_active(resolved: Resolved, environment: Mapping[str, str]) -> tuple[Res
         values: dict[Key, Any] = {_NO_IMAGE[0]: _NO_IMAGE[1], ("setup",): (*resolved.job.setup, *found.lines)}
         return resolved.laid(values, _LAYER, found.source), [Note("note", f"{told}or --conda names another")]
     return resolved, [Note("note", text) for text in without]
+
+
+def environments_here(folders: Sequence[Path], environment: Mapping[str, str]) -> list[Environment]:
+    """Return the active environments, then those in these folders, each once and only if it has torch."""
+    inactive = [_venv(folder.absolute(), str(folder)) for folder in folders if (folder / "bin/activate").is_file()]
+    unique = {os.path.realpath(each.folder): each for each in reversed([*_active(environment), *inactive])}
+    return [each for each in reversed(unique.values()) if _has_torch(each.folder)]
 
 
 def _active(environment: Mapping[str, str]) -> list[Environment]:

@@ -1,0 +1,162 @@
+"""slurmddp init: a job file from what is found in a folder and on a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from slurmddp.launch.found_here import training_scripts
+from slurmddp.launch.init import Written, write_job_file
+from tests.helpers import SIF, Desk, Result
+
+Cli = Callable[..., Result]
+
+TRAINS = "import torch\nloss.backward()\n"
+
+
+def with_torch(desk: Desk, name: str) -> Path:
+    """A virtual environment whose Python says that it has torch."""
+    folder = desk.root / name
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin/activate").touch()
+    python = folder / "bin/python"
+    python.write_text("#!/bin/sh\nexit 0\n")
+    python.chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def cluster(desk: Desk, slurm: Callable[..., None]) -> Desk:
+    """A login node of a cluster that no profile matches, and a script that trains."""
+    slurm()
+    for program in ("sbatch", "srun"):
+        desk.program(program, "#!/bin/sh\necho 7\n")
+    for name in ("gpus", "cores", "here"):
+        (desk.config / "sites" / f"{name}.yaml").unlink()
+    desk.write("train.py", TRAINS)
+    return desk
+
+
+def test_where_no_profile_fits_one_is_drafted_and_the_job_submits(cluster: Desk, cli: Cli) -> None:
+    venv = with_torch(cluster, "venv")
+    done = cli("init", "--yes", VIRTUAL_ENV=str(venv), SLURM_CLUSTER_NAME="Alps 2")
+    profile = cluster.config / "sites" / "Alps-2.yaml"
+    assert (done.code, done.out) == (0, "job.yaml\n"), done.err
+    assert done.err == (
+        f"site    Alps-2 (drafted from what Slurm says: {profile})\nscript  train.py\n"
+        f"python  {venv} (VIRTUAL_ENV)\nnext    slurmddp check job.yaml\n"
+    )
+    text = (cluster.project / "job.yaml").read_text()
+    for line in (
+        '  partition: "gpu" # or cores.long, odd',
+        f'  - "source {venv}/bin/activate"',
+        '  script: "train.py"',
+    ):
+        assert f"\n{line}\n" in text, text
+    assert "  # gpus_per_node: 4 " in text and "image" not in text.replace("no image", "")
+    done = cli("submit", "job.yaml", "--nodes", "2", "--json", SLURM_CLUSTER_NAME="Alps 2")
+    assert json.loads(done.out)["site"] == "Alps-2" and done.code == 0, done.err
+
+
+def test_an_image_of_the_folder_is_taken_and_a_profile_is_drafted_once(cluster: Desk, cli: Cli) -> None:
+    cluster.write("images/torch.sif", SIF)
+    cluster.write("broken.sif", "x")
+    done = cli("init", "--json", SLURM_CLUSTER_NAME="Alps 2")
+    told = json.loads(done.out)
+    assert (told["image"], told["environment"], told["script"]) == ("images/torch.sif", None, "train.py"), told
+    assert told["next"] == ["slurmddp check job.yaml", "slurmddp submit job.yaml"]
+    assert '  image: "images/torch.sif"\n' in (cluster.project / "job.yaml").read_text()
+    again = json.loads(cli("init", "b.yaml", "--json", SLURM_CLUSTER_NAME="Alps 2").out)
+    assert again["site"] == "Alps-2" and "drafted" not in again["why"]
+    hidden = json.loads(cli("init", "c.yaml", "--json", SLURM_CLUSTER_NAME="other").out)
+    assert hidden["site"] == "generic" and "Alps-2.yaml exists" in hidden["notes"][0]
+
+
+def test_a_file_that_exists_is_refused_before_anything_is_drafted(cluster: Desk, cli: Cli) -> None:
+    cluster.write("job.yaml")
+    assert cli("init").code == 2 and not (cluster.config / "sites" / "Alps-2.yaml").exists()
+
+
+def test_without_image_and_environment_the_next_command_builds_one(cluster: Desk, cli: Cli) -> None:
+    done = cli("init")
+    assert done.err.endswith("next    slurmddp build-image --job job.yaml\n"), done.err
+
+
+def test_what_else_was_found_is_noted_where_nobody_is_asked(cluster: Desk, cli: Cli) -> None:
+    for name in ("src/model.py", "tests/train.py", "test_train.py", "src/pretrain.py"):
+        cluster.write(name, TRAINS)
+    cluster.write("src/pretrain.py", TRAINS + "torch.distributed.init_process_group()\n")
+    cluster.write("tools.py", "print(1)\n")
+    assert training_scripts(cluster.project) == ["src/pretrain.py", "train.py", "src/model.py"]
+    venv = with_torch(cluster, "project/.venv")
+    cluster.write("torch.sif", SIF)
+    done = cli("init", "--yes")
+    assert "note: other training scripts: train.py, src/model.py\n" in done.err
+    assert f"note: other images and environments: virtual environment {venv}\n" in done.err, done.err
+    assert "script  src/pretrain.py\nimage   torch.sif\n" in done.err
+
+
+def asked(desk: Desk, monkeypatch: pytest.MonkeyPatch, answers: Sequence[str], site: str = "generic") -> list[str]:
+    """The questions of `init` on a terminal; answers: to each of them."""
+    monkeypatch.chdir(desk.project)
+    for name, value in desk.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    questions: list[str] = []
+
+    def ask(question: str, choices: Sequence[str]) -> str:
+        questions.append(question)
+        return answers[len(questions) - 1]
+
+    made: Written = write_job_file(Path("asked.yaml"), site, None, None, ask)
+    assert made.notes == ()
+    return questions
+
+
+def test_at_most_three_questions_are_asked(cluster: Desk, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.write("other.py", TRAINS)
+    cluster.write("a.sif", SIF)
+    venv = with_torch(cluster, "project/.venv")
+    questions = asked(cluster, monkeypatch, ("other.py", f"virtual environment {venv}", "2-4"))
+    assert questions == ["Which script trains?", "What do the ranks run in?", "How many nodes?"]
+    text = (cluster.project / "asked.yaml").read_text()
+    for line in ('  script: "other.py"', f'  - "source {venv}/bin/activate"', '  nodes: "2-4" '):
+        assert line in text, text
+    options = ("--partition", "gpu", "--gpus-per-node", "4", "--dry-run")
+    assert "#SBATCH --nodes=2-4\n" in cli("submit", "asked.yaml", *options).out
+
+
+def test_the_questions_on_a_terminal(cluster: Desk) -> None:
+    """Enter takes the first answer; a number that none has is asked again."""
+    for name in ("b.py", "c.py"):
+        cluster.write(name, TRAINS)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "slurmddp", "init"]
+    child = subprocess.Popen(
+        command, cwd=cluster.project, env=cluster.environment, stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    os.write(ours, b"7\n3\n\n")
+    shown = b""
+    with contextlib.suppress(OSError):  # Linux's end of file
+        while data := os.read(ours, 65536):
+            shown += data
+    os.close(ours)
+    assert child.wait(timeout=60) == 0, shown
+    assert b"  1  train.py\r\n  2  b.py\r\n  3  c.py\r\n" in shown and b"script  c.py" in shown, shown
+    assert shown.count(b"Which script trains? [1]: ") == 2 and b"How many nodes? [1]: " in shown
+
+
+def test_a_site_that_requires_an_account_asks_for_it(cluster: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.site("name: strict\ntitle: t\nrequired: [resources.account]\npartitions: {p: {gpus_per_node: 1}}\n")
+    assert asked(cluster, monkeypatch, ("physics",), site="strict") == ["Which Slurm account pays?"]
+    text = (cluster.project / "asked.yaml").read_text()
+    assert '\n  account: "physics"\n' in text and "# account" not in text
