@@ -33,18 +33,9 @@ def doctor(
     """Find the root cause of a failure in the logs of a run, also of one that slurmddp did not start. Exit codes: 0 no
     failure found, 1 failure found, 2 a file or run cannot be read, or a part was not examined and
     the rest has no failure."""
-    from slurmddp.doctor.diagnose import Examination
-    from slurmddp.errors import UserError
     from slurmddp.report.doctor import as_dict, lines
-    from slurmddp.visible import one_line
 
-    examined = Examination()
-    for target in targets or ["last"]:
-        _read(examined, target)
-    if not examined.files:
-        note, _, todo = one_line(examined.notes[0]).partition(" -> ")
-        raise UserError(note, todo=todo)
-    found = examined.diagnose()
+    found = examine(targets or ["last"]).diagnose()
     if as_json:
         typer.echo(opt.json_text(as_dict(found)))
     else:
@@ -54,6 +45,21 @@ def doctor(
         raise typer.Exit(1)
     if found.sure == "unknown":
         raise typer.Exit(2)
+
+
+def examine(targets: list[str]) -> "Examination":
+    """Read runs and logs. Raises UserError where nothing could be read."""
+    from slurmddp.doctor.diagnose import Examination
+    from slurmddp.errors import UserError
+    from slurmddp.visible import one_line
+
+    examined = Examination()
+    for target in targets:
+        _read(examined, target)
+    if not examined.files:
+        note, _, todo = one_line(examined.notes[0]).partition(" -> ")
+        raise UserError(note, todo=todo)
+    return examined
 
 
 def _read(examined: "Examination", target: str) -> None:

@@ -1,6 +1,7 @@
-"""debug shell, port, stacks, profile: a look into a running job."""
+"""debug shell, port, stacks, profile, bundle: a look into a running job, and what support needs to know of a run."""
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,16 +9,18 @@ import typer
 from slurmddp.cli import options as opt
 from slurmddp.cli.follow import LAST, Json, Run
 from slurmddp.cli.help import App
+from slurmddp.cli.terminal import Progress
 from slurmddp.styled import labelled
 
 
 def register(app: App) -> None:
     """Put the group's commands on the app."""
-    group = App(help="Look into a running job: a shell, a port, stacks, a profile")
+    group = App(help="Look into a running job: a shell, a port, stacks, a profile; pack a run for support")
     group.add(None, shell, example="slurmddp debug shell last --node node2 -- nvidia-smi")
     group.add(None, port, example="slurmddp debug port last 6006")
     group.add(None, stacks, example="slurmddp debug stacks last")
     group.add(None, profile, example="slurmddp debug profile last --steps 10")
+    group.add(None, bundle, example="slurmddp debug bundle last")
     app.add_typer(group, name="debug", rich_help_panel="Runs")
 
 
@@ -108,3 +111,36 @@ def profile(
         opt.say("to see one: open it in https://ui.perfetto.dev, or in chrome://tracing")
     if found.error:
         raise ExternalError(f"torch.profiler failed: {found.error}")
+
+
+def bundle(
+    run: Run = LAST,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="File to write  [default: RUN-bundle.tar.gz]")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Pack what support needs to know of a run, without secrets: records, scripts, the ends of its logs, doctor's
+    answer, versions, and what Slurm says. At most 8 MiB; look through it before you send it."""
+    from slurmddp.api import look
+    from slurmddp.cli.doctor import examine
+    from slurmddp.launch.bundle import write_bundle
+    from slurmddp.launch.find import find_any_version
+    from slurmddp.report.doctor import lines
+
+    folder = find_any_version(run, os.environ)
+    answers = {
+        "status.json": lambda: opt.json_text(look(folder).as_dict()),
+        "doctor.txt": lambda: "\n".join(map(str, lines(examine([str(folder.path)]).diagnose()))),
+    }
+    with Progress() as progress:
+        progress.tell("packing")
+        made = write_bundle(folder, output, answers, os.environ)
+    if as_json:
+        typer.echo(opt.json_text(made.as_dict()))
+        return
+    for packed in made.files:
+        opt.say(str(packed))
+    for text in made.left_out:
+        opt.say(labelled("note", f"not packed: {text}"))
+    typer.echo(made.path)

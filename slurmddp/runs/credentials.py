@@ -185,6 +185,27 @@ def credentials_in(path: Path) -> str | None:
     return None
 
 
+def without_credentials(text: str) -> str:
+    """Return a text without what looks like credentials: rather too little of it than one of them."""
+    data = text.encode("utf-8", "surrogateescape")
+    if _NETRC.match(data):
+        return "[redacted: netrc]\n"
+    for kind in _KINDS:
+        lower = data.lower()
+        if not any(hint in lower for hint in kind.hints):
+            continue
+        if kind.distinct == 0 and kind.pattern.search(data):
+            return f"[redacted: {kind.name}]\n"
+        data = kind.pattern.sub(_hidden, data)
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _hidden(match: re.Match[bytes]) -> bytes:
+    group = match.lastindex or 0
+    start, end = match.start(group) - match.start(), match.end(group) - match.start()
+    return match[0][:start] + b"[redacted]" + match[0][end:]
+
+
 def _holds(kind: _Kind, hint: bytes, data: bytes, lower: bytes) -> bool:
     at = lower.find(hint)
     while at >= 0:
