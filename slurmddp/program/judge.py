@@ -1,0 +1,331 @@
+"""Facts about ranks, data, stops and the surroundings: each from the calls that the program can reach."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Sequence
+
+from slurmddp.program.facts import Answer, Fact
+from slurmddp.program.libraries import CALL, DOES, DYNAMIC, FRAMEWORK, KNOWN
+from slurmddp.program.names import chain, last
+from slurmddp.program.source import Sources
+from slurmddp.program.trace import Trace
+from slurmddp.program.walk import Event, Program, Unit
+
+_SHOWN = 3
+_LOCAL_RANK = re.compile(r"local_?rank|device_count|get_local_rank|SLURM_LOCALID|local_process_index", re.IGNORECASE)
+_RANK_WORD = re.compile(r"(?:^|_)(?:rank|RANK|get_rank|process_index|global_rank|local_rank|LOCAL_RANK)(?:$|_)")
+_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2")
+
+
+class Judge:
+    """The program with what several facts need. hidden: why a fact that was not found may still be there."""
+
+    def __init__(self, sources: Sources) -> None:
+        self.program = Program(sources.read)
+        self.trace = Trace(self.program)
+        self.events = self.program.events
+        self.frameworks: dict[str, list[Event]] = {}
+        for event in self.events:
+            for name, pattern in FRAMEWORK.items():
+                if any(pattern.fullmatch(each) for each in event.names):
+                    self.frameworks.setdefault(name, []).append(event)
+        self.hidden = self._hidden(sources)
+
+    def _hidden(self, sources: Sources) -> str:
+        if sources.unread:
+            return f"{sources.unread[0].name} was not read"
+        used = {name.split(".")[0] for event in self.events for name in event.names}
+        for name, (_, line) in sources.foreign.items():
+            if name not in KNOWN and name in used:
+                return f"{name} (imported in line {line}) is not known"
+        for event in self.events:
+            text = self.program.place(event.unit, event.node).text
+            config = "builtins.exec" in event.names and re.search(r"open\(.*\)\.read\(", text)  # of a file that the user names
+            if any(DYNAMIC.fullmatch(each) for each in event.names) and not config:
+                return f"line {event.node.lineno} of {event.unit.source.path.rpartition('/')[2]} runs code found at runtime"
+        return ""
+
+    def calls(self, pattern: re.Pattern[str]) -> list[Event]:
+        """Return the calls of which a name matches."""
+        return [event for event in self.events if any(pattern.fullmatch(name) for name in event.names)]
+
+    def methods(self, *names: str) -> list[Event]:
+        """Return the calls of a method or function by its last name."""
+        return [event for event in self.events if last(event.node.func) in names]
+
+    def fact(self, name: str, answer: Answer, events: Iterable[Event] = (), detail: str = "") -> Fact:
+        """Return a fact with the lines of its events."""
+        places = dict.fromkeys(self.program.place(event.unit, event.node) for event in events)
+        return Fact(name, answer, tuple(places)[:_SHOWN], detail)
+
+    def yes(self, name: str, events: Sequence[Event], detail: str = "") -> Fact:
+        """Return yes with its evidence."""
+        return self.fact(name, Answer.YES, events, detail)
+
+    def no(self, name: str, detail: str = "") -> Fact:
+        """Return no, or cannot tell where something may hide it."""
+        if self.hidden:
+            return Fact(name, Answer.UNKNOWN, (), self.hidden)
+        return Fact(name, Answer.NO, (), detail)
+
+    def by_call(self, name: str) -> Fact:
+        """Answer a fact by a framework, or by the calls of libraries.CALLS."""
+        for framework, events in self.frameworks.items():
+            if framework in DOES.get(name, ()):
+                return self.yes(name, events, framework)
+        events = self.calls(CALL[name])
+        return self.on_demand(name, events) if events else self.no(name)
+
+    def on_demand(self, name: str, events: list[Event]) -> Fact:
+        """Return yes, or cannot tell where each of the calls needs an argument that is off by default."""
+        flags = [self.trace.switches(event.unit, event.guards) for event in events]
+        if name != "process_group" and all(flags):
+            return self.fact(name, Answer.UNKNOWN, events, f"only with {flags[0][0]}")
+        return self.yes(name, events)
+
+    # Ranks
+
+    def process_group(self) -> Fact:
+        """Answer process_group. Lightning on one device makes none."""
+        found = self.by_call("process_group")
+        for event in self.frameworks.get("Lightning", ()):
+            devices = event.argument("devices") or event.argument("gpus")
+            if isinstance(devices, ast.Constant) and devices.value in (1, "1"):
+                return self.fact("process_group", Answer.UNKNOWN, [event], "Lightning with devices=1: not on one rank")
+        return found
+
+    def wraps_model(self) -> Fact:
+        """Answer wraps_model; a collective on gradients counts as cannot tell."""
+        found = self.by_call("wraps_model")
+        reduces = self.methods("all_reduce", "reduce_scatter_tensor", "reduce_scatter")
+        if found.answer is Answer.NO and reduces:
+            return self.fact("wraps_model", Answer.UNKNOWN, reduces, "it reduces something itself")
+        return found
+
+    def device(self) -> tuple[Fact, Fact]:
+        """Answer local_rank_device and fixed_device."""
+        for framework, events in self.frameworks.items():
+            if framework in DOES["local_rank_device"]:
+                fixed = self.fact("fixed_device", Answer.NO if not self.hidden else Answer.UNKNOWN)
+                return self.yes("local_rank_device", events, framework), fixed
+        named: list[tuple[Event, ast.expr]] = []
+        for event in self.events:
+            name = last(event.node.func)
+            if name == "to" and not any(each.startswith("torch.") for each in event.names) and event.node.args:
+                named.append((event, event.node.args[0]))
+            elif name == "set_device" or "torch.device" in event.names:
+                value = event.argument("device", 0)
+                named += [(event, value)] if value is not None else []
+            elif name == "cuda" and isinstance(event.node.func, ast.Attribute):
+                named.append((event, event.node.args[0] if event.node.args else ast.Constant("cuda")))
+            if (ids := event.argument("device_ids")) is not None:
+                named.append((event, ids))
+        by_rank, unclear, fixed_at = [], [], []
+        for event, value in named:
+            origin = self.trace.origin(event.unit, value)
+            text = " ".join(origin.words | origin.calls)
+            if _LOCAL_RANK.search(text):
+                by_rank.append(event)
+            elif any(_RANK_WORD.search(word) for word in origin.words):
+                unclear.append(event)
+            elif isinstance(value, ast.Constant) and isinstance(value.value, int) or "cuda" in text:
+                (unclear if origin.unknown or origin.options else fixed_at).append(event)
+            elif origin.unknown or origin.options:
+                unclear.append(event)
+        if by_rank:
+            return self.yes("local_rank_device", by_rank), Fact("fixed_device", Answer.NO)
+        if unclear or self.hidden or self.program_starts():
+            return self.fact("local_rank_device", Answer.UNKNOWN, unclear), self.fact("fixed_device", Answer.UNKNOWN)
+        fixed = self.yes("fixed_device", fixed_at) if fixed_at else Fact("fixed_device", Answer.NO)
+        return Fact("local_rank_device", Answer.NO), fixed
+
+    def program_starts(self) -> bool:
+        """Return whether the program may start ranks itself."""
+        return bool(self.calls(CALL["starts_ranks"]))
+
+    def starts_ranks(self) -> Fact:
+        """Answer starts_ranks: calls of launchers, and torchrun as a subprocess."""
+        found = self.by_call("starts_ranks")
+        shells = self.calls(re.compile(r"subprocess\.\w+|os\.(?:system|exec\w+|spawn\w+)"))
+        own = [event for event in shells if re.search(r"torchrun|torch\.distributed|accelerate|srun|mpirun",
+                                                      " ".join(self.trace.origin(event.unit, event.node).words))]  # fmt: skip
+        return self.yes("starts_ranks", own) if own and found.answer is not Answer.YES else found
+
+    # Data
+
+    def data(self) -> tuple[Fact, Fact]:
+        """Answer shards_data and set_epoch."""
+        shards, epochs = self.by_call("shards_data"), self.methods("set_epoch")
+        for framework in DOES["set_epoch"] & set(self.frameworks) - {"Lightning"}:
+            return shards, self.yes("set_epoch", self.frameworks[framework], framework)
+        prepared = [
+            event for event in self.calls(re.compile(r"accelerate(?:\.\w+)*\.Accelerator\(\)\.prepare"))
+            if re.search(r"load|data|dl", " ".join(word.lower() for arg in event.node.args for word in [last(arg)]))
+            or any(isinstance(arg, ast.Starred) for arg in event.node.args)
+        ]  # fmt: skip
+        if prepared:
+            return self.yes("shards_data", prepared, "Accelerate"), self.yes("set_epoch", prepared, "Accelerate")
+        if any(word in self.frameworks for word in ("Fabric",)) and shards.answer is Answer.YES:
+            return shards, self.yes("set_epoch", self.frameworks["Fabric"][:1], "Fabric")
+        for event in self.frameworks.get("Lightning", ()):
+            off = event.argument("use_distributed_sampler") or event.argument("replace_sampler_ddp")
+            if off is not None and not (isinstance(off, ast.Constant) and off.value is True):
+                return self.fact("shards_data", Answer.UNKNOWN, [event]), self.fact("set_epoch", Answer.UNKNOWN, [event])
+            return shards, self.yes("set_epoch", [event], "Lightning")
+        engines = [e for e in self.frameworks.get("DeepSpeed", ()) if e.argument("training_data") is not None]
+        if engines:
+            shards = self.yes("shards_data", engines, "DeepSpeed")
+        if shards.answer is Answer.NO:
+            ranks = [e for e in self.events if re.search("Loader|Sampler|Dataset|seed", last(e.node.func)) and self.by_rank(e)]
+            other = ranks or [e for e in self.events if "timm" in {n.split(".")[0] for n in e.names} and "load" in last(e.node.func)]
+            if other:
+                shards = self.fact("shards_data", Answer.UNKNOWN, other, "the rank goes into how it reads")
+        if epochs:
+            return shards, self.yes("set_epoch", epochs)
+        return shards, (self.fact("set_epoch", Answer.UNKNOWN) if shards.answer is Answer.UNKNOWN or engines else self.no("set_epoch"))
+
+    def by_rank(self, event: Event) -> bool:
+        """Return whether an argument of a call comes from the rank."""
+        values = [*event.node.args, *(each.value for each in event.node.keywords)]
+        return any(_RANK_WORD.search(word) for each in values for word in self.trace.origin(event.unit, each).words)
+
+    def internet(self) -> Fact:
+        """Answer data_from_internet. A download that stands under a condition is cannot tell."""
+        name = "data_from_internet"
+        events = self.calls(CALL[name]) + [e for e in self.events if e.argument("download") is not None]
+        events += [event for event in self.methods("from_pretrained") if event not in events]
+        unsure = []
+        for event in events:
+            download = event.argument("download")
+            if download is not None and isinstance(download, ast.Constant):
+                if not download.value:
+                    continue
+            elif download is not None:
+                unsure.append(event)
+                continue
+            tests = [test for test in self.program.conditions(event.unit, event.guards) if not self.program.of_rank(test)]
+            first = event.argument("path", 0) or event.argument("url", 0)
+            literal = first is not None and not self.trace.origin(event.unit, first).options
+            if tests or not (download is not None or (literal and isinstance(first, ast.Constant))):
+                unsure.append(event)
+            else:
+                return self.yes(name, [event])
+        return self.fact(name, Answer.UNKNOWN, unsure, "it depends on arguments") if unsure else self.no(name)
+
+    def text_of(self, name: str, *words: str, calls: str = "") -> Fact:
+        """Answer a fact by names or texts that stand in reached code."""
+        for unit in self.program.reached:
+            for node, _ in unit.refs:
+                if last(node) in words:
+                    return Fact(name, Answer.YES, (self.program.place(unit, node),))
+        events = self.calls(re.compile(calls)) if calls else []
+        for event in self.events:
+            for arg in event.node.args:
+                if isinstance(arg, ast.Constant) and arg.value in words:
+                    events.append(event)
+        return self.yes(name, events) if events else self.no(name)
+
+    def workers(self) -> Fact:
+        """Answer workers; detail has the number, or the argument that sets it."""
+        unsure = []
+        for event in self.methods("DataLoader", "create_loader", "DistributedDataLoader", "StatefulDataLoader"):
+            value = event.argument("num_workers", 5 if last(event.node.func) == "DataLoader" else None)
+            if value is None:
+                if any(each.arg is None for each in event.node.keywords):
+                    unsure.append((event, ""))
+                continue
+            origin = self.trace.origin(event.unit, value)
+            options = [self.trace.options[each] for each in origin.options]
+            if isinstance(value, ast.Constant):
+                if value.value:
+                    return self.yes("workers", [event], str(value.value))
+            elif len(options) == 1 and options[0].known and isinstance(options[0].default, int) and not origin.unknown:
+                if options[0].default > 0:
+                    return self.yes("workers", [event], f"{options[0].flag}, default {options[0].default}")
+                unsure.append((event, options[0].flag))
+            else:
+                numbers = [v.value for _, v in self.trace.sources(event.unit, value) if isinstance(v, ast.Constant)]
+                if len(numbers) == 1 and isinstance(numbers[0], int) and numbers[0] > 0 and not options:
+                    return self.yes("workers", [event], str(numbers[0]))
+                unsure.append((event, options[0].flag if options else ""))
+        trainer = "transformers Trainer" in self.frameworks or "Composer" in self.frameworks
+        if unsure:
+            return self.fact("workers", Answer.UNKNOWN, [event for event, _ in unsure], unsure[0][1])
+        return Fact("workers", Answer.UNKNOWN, (), "dataloader_num_workers") if trainer else self.no("workers")
+
+    def sets(self, name: str, variable: str) -> Fact:
+        """Answer whether an environment variable is set: os.environ[...] =, setdefault, putenv."""
+        for unit in self.program.reached:
+            for target, _, _ in unit.assigns:
+                if isinstance(target, ast.Subscript) and last(target.value) == "environ" and _is(target.slice, variable):
+                    return Fact(name, Answer.YES, (self.program.place(unit, target),), _before_torch(unit, target))
+        events = [e for e in self.methods("setdefault", "putenv") if e.node.args and _is(e.node.args[0], variable)]
+        return self.yes(name, events) if events else self.no(name)
+
+    def stops(self) -> Fact:
+        """Answer stops: a handler counts for SIGTERM or SIGUSR1 if it is the program's own."""
+        found = []
+        for event in self.calls(CALL["stops"]):
+            if any(name.startswith("signal.") for name in event.names):
+                words = {last(arg) for arg in event.node.args}
+                if not words & set(_SIGNALS) or words & {"SIG_DFL", "SIG_IGN"}:
+                    continue
+            found.append(event)
+        if found:
+            return self.yes("stops", found)
+        if "Lightning" in self.frameworks:
+            return self.fact("stops", Answer.UNKNOWN, self.frameworks["Lightning"], "depends on Lightning's environment")
+        return self.no("stops")
+
+    def requeues(self) -> Fact:
+        """Answer requeues: submitit, scontrol requeue, Lightning's SLURMEnvironment."""
+        events = self.calls(CALL["requeues"])
+        for event in self.methods("SLURMEnvironment"):
+            auto = event.argument("auto_requeue", 0)
+            if not (isinstance(auto, ast.Constant) and auto.value is False):
+                events.append(event)
+        for event in self.calls(re.compile(r"subprocess\.\w+|os\.system")):
+            words = " ".join(self.trace.origin(event.unit, event.node).words)
+            if "scontrol" in words or "sbatch" in words:
+                events.append(event)
+        return self.yes("requeues", events) if events else self.no("requeues")
+
+
+def _is(node: ast.AST, text: str) -> bool:
+    return isinstance(node, ast.Constant) and node.value == text
+
+
+def _before_torch(unit: Unit, target: ast.expr) -> str:
+    """Return whether a variable is set before the module's first import of torch; empty within a function."""
+    if unit.name:
+        return ""
+    lines = [
+        node.lineno for node in ast.walk(unit.source.tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        and any(each.split(".")[0] == "torch" for each in [getattr(node, "module", "") or "", *(a.name for a in node.names)])
+    ]  # fmt: skip
+    return "before torch is imported" if not lines or target.lineno < min(lines) else "after torch is imported"
+
+
+def beside_script(judge: Judge) -> Fact:
+    """Answer data_beside_script: __file__ in code other than changes of sys.path."""
+    unsure = None
+    for unit in judge.program.reached:
+        for node, _ in unit.refs:
+            if isinstance(node, ast.Name) and node.id == "__file__":
+                text = judge.program.place(unit, node)
+                if "sys.path" in text.text or "setup_root" in text.text:
+                    continue
+                unsure = unsure or text
+    for event in judge.events:
+        reads = "builtins.open" in event.names or re.search(r"(?:^|_)(?:load|read|Dataset|ImageFolder)", last(event.node.func))
+        if reads and event.node.args and "__file__" in judge.trace.origin(event.unit, event.node.args[0]).words:
+            return judge.yes("data_beside_script", [event])
+    if unsure:
+        return Fact("data_beside_script", Answer.UNKNOWN, (unsure,))
+    return judge.no("data_beside_script")
+
+
+__all__ = ["Judge", "beside_script", "chain"]

@@ -1,0 +1,116 @@
+"""What known libraries do by themselves: read in their code and documentation (2026-11)."""
+
+from __future__ import annotations
+
+import re
+
+_LIGHTNING = r"(?:pytorch_lightning|lightning|lightning_pytorch)(?:\.\w+)*\.(?:Trainer|LightningCLI)"
+_HF = r"(?:transformers|trl|sentence_transformers|setfit)(?:\.\w+)*\.\w*Trainer"
+_FABRIC = r"(?:lightning|lightning_fabric)(?:\.\w+)*\.Fabric"
+_ACCELERATE = r"accelerate(?:\.\w+)*\.Accelerator"
+_DEEPSPEED = r"deepspeed(?:\.\w+)*\.initialize"
+
+#: Frameworks by the call that makes their object; a call of one of its methods counts, too.
+FRAMEWORKS = {
+    "Lightning": _LIGHTNING,
+    "transformers Trainer": _HF,
+    "Fabric": _FABRIC,
+    "Accelerate": _ACCELERATE,
+    "DeepSpeed": _DEEPSPEED,
+    "Composer": r"composer(?:\.\w+)*\.Trainer",
+    "Ray Train": r"ray\.train(?:\.\w+)*\.\w*Trainer",
+}
+FRAMEWORK = {name: re.compile(rf"(?:{pattern})(?:\(\)(?:\.\w+)*)?") for name, pattern in FRAMEWORKS.items()}
+
+#: Which frameworks answer a fact with yes, whatever the script does besides.
+DOES = {
+    "process_group": {*FRAMEWORKS},
+    "wraps_model": {"Lightning", "transformers Trainer", "DeepSpeed", "Composer"},
+    "local_rank_device": {"Lightning", "transformers Trainer", "Fabric", "Accelerate", "DeepSpeed", "Composer"},
+    "shards_data": {"Lightning", "transformers Trainer"},
+    "set_epoch": {"Lightning", "transformers Trainer"},
+    "seeds": {"transformers Trainer"},
+}
+
+#: Calls that answer a fact with yes.
+CALLS = {
+    "process_group": (
+        r"torch\.distributed(?:\.\w+)*\.(?:init_process_group|init_device_mesh)",
+        r"accelerate(?:\.\w+)*\.PartialState",
+        r"deepspeed(?:\.\w+)*\.init_distributed",
+        r"horovod(?:\.\w+)*\.init",
+        r"timm\.utils(?:\.\w+)*\.init_distributed_device(?:_so)?",
+    ),
+    "wraps_model": (
+        r"torch\.nn\.parallel(?:\.\w+)*\.DistributedDataParallel",
+        r"torch\.distributed(?:\.\w+)*\.(?:FullyShardedDataParallel|fully_shard|replicate)",
+        r"apex\.parallel(?:\.\w+)*\.DistributedDataParallel",
+        r"horovod(?:\.\w+)*\.(?:DistributedOptimizer|allreduce|allreduce_async_?)",
+        rf"{_ACCELERATE}\(\)\.prepare(?:_model)?",
+        rf"{_FABRIC}\(\)\.(?:setup|setup_module)",
+        r"ray\.train\.torch\.prepare_model",
+    ),
+    "shards_data": (
+        r"torch\.utils\.data(?:\.\w+)*\.DistributedSampler",
+        r"torchdata(?:\.\w+)*\.StatefulDistributedSampler",
+        r"(?:datasets|datasets\.distributed)\.split_dataset_by_node",
+        rf"{_ACCELERATE}\(\)\.(?:prepare_data_loader|split_between_processes)",
+        rf"{_FABRIC}\(\)\.setup_dataloaders",
+        r"ray\.train\.torch\.prepare_data_loader",
+        r"composer(?:\.\w+)*\.get_sampler",
+    ),
+    "seeds": (
+        r"torch(?:\.\w+)*\.manual_seed(?:_all)?",
+        r"(?:pytorch_lightning|lightning|lightning_fabric)(?:\.\w+)*\.seed_everything",
+        rf"{_FABRIC}\(\)\.seed_everything",
+        r"(?:accelerate|transformers)(?:\.\w+)*\.(?:set_seed|enable_full_determinism)",
+        r"timm\.utils(?:\.\w+)*\.random_seed",
+    ),
+    "requeues": (
+        r"submitit(?:\.\w+)*\.(?:AutoExecutor|SlurmExecutor|DelayedSubmission)",
+    ),
+    "starts_ranks": (
+        r"torch\.multiprocessing(?:\.\w+)*\.(?:spawn|start_processes)",
+        r"accelerate(?:\.\w+)*\.(?:notebook_launcher|debug_launcher)",
+        r"submitit(?:\.\w+)*\.(?:AutoExecutor|SlurmExecutor)",
+        r"ray(?:\.train(?:\.\w+)*\.TorchTrainer|\.init)",
+        r"torch\.distributed\.(?:run|launch|launcher)(?:\.\w+)*",
+        r"horovod(?:\.\w+)*\.run",
+    ),
+    "data_from_internet": (
+        r"datasets\.load_dataset",
+        r"urllib\.request\.(?:urlopen|urlretrieve)",
+        r"requests\.(?:get|request)",
+        r"wget\.download|gdown\.download",
+        r"torch\.hub\.(?:load|load_state_dict_from_url|download_url_to_file)",
+        r"torchvision\.datasets\.utils\.\w*download\w*",
+        r"(?:huggingface_hub)(?:\.\w+)*\.(?:snapshot_download|hf_hub_download)",
+        r"(?:transformers|diffusers)(?:\.\w+)*\.from_pretrained",
+    ),
+    "saves_in_run": (r"slurmddp\.runtime\.library(?:\.\w+)*\.Checkpointer",),
+    "stops": (
+        r"slurmddp\.runtime(?:\.\w+)*\.should_stop",
+        r"signal\.(?:signal|sigwait)",
+        r"(?:pytorch_lightning|lightning)(?:\.\w+)*\.OnExceptionCheckpoint",
+    ),
+}
+CALL = {name: re.compile("|".join(f"(?:{each})" for each in patterns)) for name, patterns in CALLS.items()}
+
+#: Libraries that are read as they are documented: they do nothing of the above without a call that CALLS knows.
+KNOWN = set(
+    """torch torchvision torchaudio torchtext torchdata torchmetrics numpy scipy pandas sklearn skimage PIL cv2 tqdm yaml
+    matplotlib seaborn plotly tensorboard tensorboardX wandb mlflow comet_ml neptune omegaconf hydra einops timm tiktoken
+    transformers datasets evaluate accelerate deepspeed pytorch_lightning lightning lightning_fabric apex absl fire
+    jsonargparse h5py lmdb requests psutil packaging safetensors peft tokenizers sentencepiece bitsandbytes xformers
+    flash_attn triton rich click typer termcolor tabulate dotenv albumentations gym gymnasium networkx rdkit Bio ase e3nn
+    torch_geometric torch_scatter torch_cluster torch_sparse dgl pycocotools nltk regex sacrebleu rouge_score submitit ray
+    horovod diffusers webdataset filelock huggingface_hub six future pynvml loguru colorlog portalocker iopath lpips ftfy
+    fsspec boto3 trl composer mpi4py blobfile setuptools pkg_resources typing_extensions attr attrs pydantic simple_parsing
+    pyarrow zarr xarray netCDF4 wget gdown panopticapi hydra_zen scikit_learn rootutils pyrootutils slurmddp liger_kernel
+    moviepy imageio decord av librosa soundfile jiwer orjson ujson msgpack zstandard lz4 pyspark petastorm""".split()
+)
+
+#: Attributes and calls that bring code which is not seen in the text.
+DYNAMIC = re.compile(
+    r"builtins\.(?:exec|__import__)|importlib\.import_module|runpy\.\w+|hydra\.utils\.(?:instantiate|get_class|get_method|call)"
+)

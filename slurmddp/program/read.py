@@ -1,0 +1,58 @@
+"""Read a script: all facts, or why it could not be read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from slurmddp.program.facts import QUESTIONS, Answer, Fact, Facts, Place, Unread
+from slurmddp.program.judge import Judge, beside_script
+from slurmddp.program.saves import Saves, proposals
+from slurmddp.program.source import Sources, read_sources
+
+
+def read_program(script: str, roots: Sequence[str] = (), module: str = "") -> Facts:
+    """Return what a script does, by its text alone. roots: further folders from which it imports; module: of `-m`.
+
+    Never raises for what the script contains: what cannot be read is `cannot tell`, with the reason in `unread`.
+    """
+    sources = read_sources(script, roots, module)
+    if not sources.read or sources.read[0].module != "__main__":
+        return _unknown(script, sources)
+    try:
+        return _judge(script, sources)
+    except (RecursionError, MemoryError):  # a few KB of text can be nested deeper than any program that works
+        sources.unread.append(Unread(script, "too deeply nested"))
+        return _unknown(script, sources)
+
+
+def _unknown(script: str, sources: Sources) -> Facts:
+    facts = tuple(Fact(name, Answer.UNKNOWN) for name in QUESTIONS)
+    return Facts(script, len(sources.read), facts, (), tuple(sources.unread))
+
+
+def _judge(script: str, sources: Sources) -> Facts:
+    judge = Judge(sources)
+    saves = Saves(judge)
+    loads, alone, options = saves.loads()
+    found = [
+        judge.process_group(), judge.wraps_model(), *judge.device(), *judge.data(), *saves.facts(), loads, alone,
+        judge.stops(), beside_script(judge), judge.text_of("data_in_tmp", "TMPDIR", calls=r"tempfile\.\w+"),
+        judge.internet(), judge.by_call("seeds"), judge.requeues(), judge.starts_ranks(), judge.workers(),
+        judge.sets("sets_omp", "OMP_NUM_THREADS"), judge.sets("sets_visible_devices", "CUDA_VISIBLE_DEVICES"),
+    ]  # fmt: skip
+    by_name = {fact.name: fact for fact in found}
+    proposed = tuple(proposals(saves, by_name, options))
+    folder = os.path.dirname(os.path.abspath(script))
+    facts = tuple(_shortened(by_name[name], folder) for name in QUESTIONS)
+    return Facts(script, len(sources.read), facts, proposed, tuple(sources.unread))
+
+
+def _shortened(fact: Fact, folder: str) -> Fact:
+    places = (Place(_relative(place.file, folder), place.line, place.text) for place in fact.places)
+    return fact._replace(places=tuple(places))
+
+
+def _relative(path: str, folder: str) -> str:
+    absolute = os.path.abspath(path)
+    return os.path.relpath(absolute, folder) if absolute.startswith(f"{folder}/") else path

@@ -1,0 +1,215 @@
+"""Where the value of an expression comes from: constants, command-line options, the environment, calls."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from slurmddp.program.names import chain, last
+from slurmddp.program.walk import Event, Program, Unit
+
+_DEPTH = 8
+_LIMIT = 400
+_PARTS = {"os.path.join", "pathlib.Path", "str", "builtins.str", "os.path.abspath", "os.path.expanduser", "os.fspath"}
+#: Names of what counts steps: they are unknown numbers, and no user changes them.
+COUNTER = re.compile(r"(?:^|_)(?:epoch|epochs|step|steps|iter|iters|iteration|iter_num|itr|it|i|batch_idx|cur)(?:$|_|\d)")
+
+
+class Option(NamedTuple):
+    """An argument of the command line. flag: as the user writes it; takes: whether a value follows it."""
+
+    flag: str
+    dest: str
+    default: object
+    takes: bool
+    known: bool
+    line: int
+
+
+class Origin(NamedTuple):
+    """words: identifiers and texts of the expression and of all that it came from; unknown: what could not be traced."""
+
+    words: set[str]
+    calls: set[str]
+    options: set[str]
+    unknown: set[str]
+
+
+class Trace:
+    """The options of a program, and the origin and text of its expressions."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.options = {option.dest: option for event in program.events if (option := _option(event))}
+        self._tops = {each.source.module: each for each in program.units if not each.name}
+        if any(last(event.node.func) == "HfArgumentParser" for event in program.events):
+            name = "resume_from_checkpoint"  # a field of transformers.TrainingArguments
+            self.options[name] = Option(f"--{name}", name, None, True, True, 0)
+        self._callers: dict[str, list[Event]] = {}
+        for event in program.events:
+            for name in event.names:
+                if name.startswith("@"):
+                    self._callers.setdefault(name.rpartition(":")[2].rpartition(".")[2], []).append(event)
+            if isinstance(event.node.func, ast.Attribute):
+                self._callers.setdefault(f".{event.node.func.attr}", []).append(event)
+
+    def sources(self, unit: Unit, node: ast.expr) -> list[tuple[Unit, ast.expr]]:
+        """Return the expressions from which a name or attribute gets its value: arguments of callers, assignments."""
+        if isinstance(node, ast.Name) and unit.node is not None and (found := self._arguments(unit, node.id)) is not None:
+            return found
+        key = chain(node)
+        here = [(unit, value) for target, value, _ in unit.assigns if key and chain(target) == key]
+        if here:
+            return here
+        module, names = unit.source.module, self.program.names
+        if isinstance(node, ast.Name):
+            of, _, plain = names.aliases[module].get(node.id, f"{module}.{node.id}").rpartition(".")
+            return [(self._tops[of], value) for value in names.assigned.get((of, plain), ()) if of in self._tops]
+        return [(self._tops[of], value) for of, value in names.values(module, node)]
+
+    def _arguments(self, unit: Unit, name: str) -> list[tuple[Unit, ast.expr]] | None:
+        """Return what callers pass for a parameter, and its default; None if it is no parameter."""
+        args = unit.node.args  # type: ignore[union-attr]
+        places = [arg.arg for arg in [*args.posonlyargs, *args.args]]
+        only = [arg.arg for arg in args.kwonlyargs]
+        if name not in places and name not in only:
+            return None
+        found: list[tuple[Unit, ast.expr]] = []
+        defaults = dict(zip(reversed(places), reversed(args.defaults), strict=False))
+        defaults |= {key: value for key, value in zip(only, args.kw_defaults, strict=True) if value is not None}
+        if name in defaults:
+            found.append((unit, defaults[name]))
+        position = places.index(name) - (1 if unit.of else 0) if name in places else None
+        called = f".{unit.name}" if unit.of and unit.name != "__init__" else unit.of or unit.name
+        for event in self._callers.get(called, ())[:12]:
+            if (value := event.argument(name, position)) is not None:
+                found.append((event.unit, value))
+        return found
+
+    def switches(self, unit: Unit, guards: tuple[ast.expr, ...], depth: int = 0) -> list[str]:
+        """Return flags, off by default, without which a call is not reached."""
+        found = []
+        for test in guards:
+            for each in test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]:
+                asked = each.left if isinstance(each, ast.Compare) and isinstance(each.ops[0], ast.IsNot) else each
+                option = self.options.get(last(asked)) if isinstance(asked, ast.Attribute) else None
+                if option and option.known and not option.default and not self.sources(unit, asked):
+                    found.append(option.flag)
+        callers = self.program.callers.get(id(unit), ()) if unit.name and depth < 6 and not found else ()
+        ways = [self.switches(caller, tests, depth + 1) for caller, tests in callers]
+        return found or (ways[0] if ways and all(ways) else [])
+
+    def origin(self, unit: Unit, node: ast.expr) -> Origin:
+        """Follow an expression to all that it comes from."""
+        found = Origin(set(), set(), set(), set())
+        self._follow(unit, node, found, set(), 0)
+        return found
+
+    def _follow(self, unit: Unit, node: ast.expr, found: Origin, seen: set[int], depth: int) -> None:
+        for each in ast.walk(node):
+            if id(each) in seen or len(seen) > _LIMIT:
+                continue
+            seen.add(id(each))
+            if isinstance(each, ast.Constant) and isinstance(each.value, str):
+                found.words.add(each.value)
+                if each.value in self.options:  # args["resume"], getattr(args, "resume"), cfg.get("resume")
+                    found.options.add(each.value)
+            elif isinstance(each, ast.Call):
+                found.calls.update(self.program.names.dotted(unit.source.module, each.func))
+                found.words.add(last(each.func))
+            elif isinstance(each, (ast.Name, ast.Attribute)) and (name := last(each)):
+                found.words.add(name)
+                option = isinstance(each, ast.Attribute) and name in self.options
+                if option:
+                    found.options.add(name)
+                values = self.sources(unit, each)[:6] if depth < _DEPTH else []
+                resolved = option or values or isinstance(each, ast.Attribute) or COUNTER.search(name)
+                if not resolved and not self.program.names.dotted(unit.source.module, each):
+                    found.unknown.add(name)
+                for of, value in values:
+                    self._follow(of, value, found, seen, depth + 1)
+
+    def texts(self, unit: Unit, node: ast.expr, depth: int = 0) -> set[str | None]:
+        """Return what a path may be: `*` for parts that are numbers or unknown names, None where nothing is known."""
+        if depth > _DEPTH:
+            return {None}
+        if isinstance(node, ast.Constant):
+            return {str(node.value)} if isinstance(node.value, (str, int)) else {None}
+        if isinstance(node, ast.JoinedStr):
+            parts = [self.texts(unit, each, depth + 1) for each in node.values]
+            return _product(parts, "")
+        if isinstance(node, ast.FormattedValue):
+            return {each if each is not None else "*" for each in self.texts(unit, node.value, depth + 1)}
+        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Div)):
+            between = "/" if isinstance(node.op, ast.Div) else ""
+            sides = [self.texts(unit, side, depth + 1) for side in (node.left, node.right)]
+            return _product(sides, between)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+            return {re.sub(r"%[-\d.]*[sdifgex]", "*", each) if each else None for each in self.texts(unit, node.left, depth)}
+        if isinstance(node, ast.IfExp):
+            return self.texts(unit, node.body, depth + 1) | self.texts(unit, node.orelse, depth + 1)
+        if isinstance(node, ast.Call):
+            return self._text_of_call(unit, node, depth)
+        if isinstance(node, ast.Attribute) and node.attr in self.options and chain(node).count(".") == 1:
+            option = self.options[node.attr]
+            changed = self.sources(unit, node)
+            default = option.default if option.known and isinstance(option.default, str) and option.default else None
+            return {default} if not changed else set().union(*(self.texts(of, v, depth + 2) for of, v in changed[:4]))
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            if COUNTER.search(last(node)):
+                return {"*"}
+            values = self.sources(unit, node)[:4]
+            return set().union(*(self.texts(of, value, depth + 2) for of, value in values)) if values else {None}
+        return {None}
+
+    def _text_of_call(self, unit: Unit, node: ast.Call, depth: int) -> set[str | None]:
+        names = self.program.names.dotted(unit.source.module, node.func) or {last(node.func)}
+        if names & _PARTS and node.args:
+            return _product([self.texts(unit, each, depth + 1) for each in node.args], "/")
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "format":
+            return {re.sub(r"\{[^}]*\}", "*", each) if each else None for each in self.texts(unit, node.func.value, depth)}
+        return {None}
+
+
+def _product(parts: list[set[str | None]], between: str) -> set[str | None]:
+    found: set[str | None] = {""}
+    for index, part in enumerate(parts):
+        joined: set[str | None] = set()
+        for head in found:
+            for tail in list(part)[:4]:
+                if tail is None and index == 0:
+                    joined.add(None)
+                elif head is not None:
+                    text = "*" if tail is None else tail
+                    absolute = between == "/" and text.startswith("/")
+                    joined.add(text if absolute or not head else f"{head.rstrip('/') if between else head}{between}{text}")
+                else:
+                    joined.add(None)
+        found = set(list(joined)[:8])
+    return found
+
+
+def _option(event: Event) -> Option | None:
+    if not (isinstance(event.node.func, ast.Attribute) and event.node.func.attr == "add_argument"):
+        return None
+    flags = [each.value for each in event.node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    if not flags:
+        return None
+    flag = next((each for each in flags if each.startswith("--")), flags[0])
+    dest, default, action = event.argument("dest"), event.argument("default"), event.argument("action")
+    name = str(dest.value) if isinstance(dest, ast.Constant) else flag.lstrip("-").replace("-", "_")
+    takes = action is None or (isinstance(action, ast.Constant) and action.value in ("store", "append"))
+    value = default.value if isinstance(default, ast.Constant) else None
+    return Option(flag, name, value, takes, default is None or isinstance(default, ast.Constant), event.node.lineno)
+
+
+def strings(nodes: list[ast.expr]) -> Iterator[str]:
+    """Yield the texts in conditions, and the names in them."""
+    for node in nodes:
+        for each in ast.walk(node):
+            if isinstance(each, ast.Constant) and isinstance(each.value, str):
+                yield each.value
+            elif name := last(each):
+                yield name
