@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 
@@ -78,7 +79,8 @@ class Proposal(NamedTuple):
     why: str
 
 
-class Facts(NamedTuple):
+@dataclass(frozen=True)
+class Facts:
     """What is known of a script. script: as given; files: how many were read."""
 
     script: str
@@ -87,9 +89,9 @@ class Facts(NamedTuple):
     proposals: tuple[Proposal, ...]
     unread: tuple[Unread, ...]
 
-    def __getitem__(self, name: Any) -> Any:
+    def __getitem__(self, name: str) -> Fact:
         """Return a fact by its name."""
-        return next(each for each in self.facts if each.name == name) if isinstance(name, str) else tuple(self)[name]
+        return next(each for each in self.facts if each.name == name)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the facts for --json; docs/check-job.md lists the keys."""

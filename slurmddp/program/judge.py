@@ -42,7 +42,9 @@ class Judge:
                 return f"{name} (imported in line {line}) is not known"
         for event in self.events:
             text = self.program.place(event.unit, event.node).text
-            config = "builtins.exec" in event.names and re.search(r"open\(.*\)\.read\(", text)  # of a file that the user names
+            config = "builtins.exec" in event.names and re.search(
+                r"open\(.*\)\.read\(", text
+            )  # of a file that the user names
             if any(DYNAMIC.fullmatch(each) for each in event.names) and not config:
                 return f"line {event.node.lineno} of {event.unit.source.path.rpartition('/')[2]} runs code found at runtime"
         return ""
@@ -122,7 +124,9 @@ class Judge:
                 named.append((event, event.node.args[0] if event.node.args else ast.Constant("cuda")))
             if (ids := event.argument("device_ids")) is not None:
                 named.append((event, ids))
-        by_rank, unclear, fixed_at = [], [], []
+        by_rank: list[Event] = []
+        unclear: list[Event] = []
+        fixed_at: list[Event] = []
         for event, value in named:
             origin = self.trace.origin(event.unit, value)
             text = " ".join(origin.words | origin.calls)
@@ -130,7 +134,7 @@ class Judge:
                 by_rank.append(event)
             elif any(_RANK_WORD.search(word) for word in origin.words):
                 unclear.append(event)
-            elif isinstance(value, ast.Constant) and isinstance(value.value, int) or "cuda" in text:
+            elif (isinstance(value, ast.Constant) and isinstance(value.value, int)) or "cuda" in text:
                 (unclear if origin.unknown or origin.options else fixed_at).append(event)
             elif origin.unknown or origin.options:
                 unclear.append(event)
@@ -172,19 +176,31 @@ class Judge:
         for event in self.frameworks.get("Lightning", ()):
             off = event.argument("use_distributed_sampler") or event.argument("replace_sampler_ddp")
             if off is not None and not (isinstance(off, ast.Constant) and off.value is True):
-                return self.fact("shards_data", Answer.UNKNOWN, [event]), self.fact("set_epoch", Answer.UNKNOWN, [event])
+                return self.fact("shards_data", Answer.UNKNOWN, [event]), self.fact(
+                    "set_epoch", Answer.UNKNOWN, [event]
+                )
             return shards, self.yes("set_epoch", [event], "Lightning")
         engines = [e for e in self.frameworks.get("DeepSpeed", ()) if e.argument("training_data") is not None]
         if engines:
             shards = self.yes("shards_data", engines, "DeepSpeed")
         if shards.answer is Answer.NO:
-            ranks = [e for e in self.events if re.search("Loader|Sampler|Dataset|seed", last(e.node.func)) and self.by_rank(e)]
-            other = ranks or [e for e in self.events if "timm" in {n.split(".")[0] for n in e.names} and "load" in last(e.node.func)]
+            ranks = [
+                e
+                for e in self.events
+                if re.search("Loader|Sampler|Dataset|seed", last(e.node.func)) and self.by_rank(e)
+            ]
+            other = ranks or [
+                e for e in self.events if "timm" in {n.split(".")[0] for n in e.names} and "load" in last(e.node.func)
+            ]
             if other:
                 shards = self.fact("shards_data", Answer.UNKNOWN, other, "the rank goes into how it reads")
         if epochs:
             return shards, self.yes("set_epoch", epochs)
-        return shards, (self.fact("set_epoch", Answer.UNKNOWN) if shards.answer is Answer.UNKNOWN or engines else self.no("set_epoch"))
+        return shards, (
+            self.fact("set_epoch", Answer.UNKNOWN)
+            if shards.answer is Answer.UNKNOWN or engines
+            else self.no("set_epoch")
+        )
 
     def by_rank(self, event: Event) -> bool:
         """Return whether an argument of a call comes from the rank."""
@@ -205,7 +221,9 @@ class Judge:
             elif download is not None:
                 unsure.append(event)
                 continue
-            tests = [test for test in self.program.conditions(event.unit, event.guards) if not self.program.of_rank(test)]
+            tests = [
+                test for test in self.program.conditions(event.unit, event.guards) if not self.program.of_rank(test)
+            ]
             first = event.argument("path", 0) or event.argument("url", 0)
             literal = first is not None and not self.trace.origin(event.unit, first).options
             if tests or not (download is not None or (literal and isinstance(first, ast.Constant))):
@@ -259,7 +277,11 @@ class Judge:
         """Answer whether an environment variable is set: os.environ[...] =, setdefault, putenv."""
         for unit in self.program.reached:
             for target, _, _ in unit.assigns:
-                if isinstance(target, ast.Subscript) and last(target.value) == "environ" and _is(target.slice, variable):
+                if (
+                    isinstance(target, ast.Subscript)
+                    and last(target.value) == "environ"
+                    and _is(target.slice, variable)
+                ):
                     return Fact(name, Answer.YES, (self.program.place(unit, target),), _before_torch(unit, target))
         events = [e for e in self.methods("setdefault", "putenv") if e.node.args and _is(e.node.args[0], variable)]
         return self.yes(name, events) if events else self.no(name)
@@ -276,7 +298,9 @@ class Judge:
         if found:
             return self.yes("stops", found)
         if "Lightning" in self.frameworks:
-            return self.fact("stops", Answer.UNKNOWN, self.frameworks["Lightning"], "depends on Lightning's environment")
+            return self.fact(
+                "stops", Answer.UNKNOWN, self.frameworks["Lightning"], "depends on Lightning's environment"
+            )
         return self.no("stops")
 
     def requeues(self) -> Fact:
@@ -320,7 +344,9 @@ def beside_script(judge: Judge) -> Fact:
                     continue
                 unsure = unsure or text
     for event in judge.events:
-        reads = "builtins.open" in event.names or re.search(r"(?:^|_)(?:load|read|Dataset|ImageFolder)", last(event.node.func))
+        reads = "builtins.open" in event.names or re.search(
+            r"(?:^|_)(?:load|read|Dataset|ImageFolder)", last(event.node.func)
+        )
         if reads and event.node.args and "__file__" in judge.trace.origin(event.unit, event.node.args[0]).words:
             return judge.yes("data_beside_script", [event])
     if unsure:

@@ -66,9 +66,7 @@ CALLS = {
         r"(?:accelerate|transformers)(?:\.\w+)*\.(?:set_seed|enable_full_determinism)",
         r"timm\.utils(?:\.\w+)*\.random_seed",
     ),
-    "requeues": (
-        r"submitit(?:\.\w+)*\.(?:AutoExecutor|SlurmExecutor|DelayedSubmission)",
-    ),
+    "requeues": (r"submitit(?:\.\w+)*\.(?:AutoExecutor|SlurmExecutor|DelayedSubmission)",),
     "starts_ranks": (
         r"torch\.multiprocessing(?:\.\w+)*\.(?:spawn|start_processes)",
         r"accelerate(?:\.\w+)*\.(?:notebook_launcher|debug_launcher)",
@@ -98,16 +96,7 @@ CALL = {name: re.compile("|".join(f"(?:{each})" for each in patterns)) for name,
 
 #: Libraries that are read as they are documented: they do nothing of the above without a call that CALLS knows.
 KNOWN = set(
-    """torch torchvision torchaudio torchtext torchdata torchmetrics numpy scipy pandas sklearn skimage PIL cv2 tqdm yaml
-    matplotlib seaborn plotly tensorboard tensorboardX wandb mlflow comet_ml neptune omegaconf hydra einops timm tiktoken
-    transformers datasets evaluate accelerate deepspeed pytorch_lightning lightning lightning_fabric apex absl fire
-    jsonargparse h5py lmdb requests psutil packaging safetensors peft tokenizers sentencepiece bitsandbytes xformers
-    flash_attn triton rich click typer termcolor tabulate dotenv albumentations gym gymnasium networkx rdkit Bio ase e3nn
-    torch_geometric torch_scatter torch_cluster torch_sparse dgl pycocotools nltk regex sacrebleu rouge_score submitit ray
-    horovod diffusers webdataset filelock huggingface_hub six future pynvml loguru colorlog portalocker iopath lpips ftfy
-    fsspec boto3 trl composer mpi4py blobfile setuptools pkg_resources typing_extensions attr attrs pydantic simple_parsing
-    pyarrow zarr xarray netCDF4 wget gdown panopticapi hydra_zen scikit_learn rootutils pyrootutils slurmddp liger_kernel
-    moviepy imageio decord av librosa soundfile jiwer orjson ujson msgpack zstandard lz4 pyspark petastorm""".split()
+    ["torch", "torchvision", "torchaudio", "torchtext", "torchdata", "torchmetrics", "numpy", "scipy", "pandas", "sklearn", "skimage", "PIL", "cv2", "tqdm", "yaml", "matplotlib", "seaborn", "plotly", "tensorboard", "tensorboardX", "wandb", "mlflow", "comet_ml", "neptune", "omegaconf", "hydra", "einops", "timm", "tiktoken", "transformers", "datasets", "evaluate", "accelerate", "deepspeed", "pytorch_lightning", "lightning", "lightning_fabric", "apex", "absl", "fire", "jsonargparse", "h5py", "lmdb", "requests", "psutil", "packaging", "safetensors", "peft", "tokenizers", "sentencepiece", "bitsandbytes", "xformers", "flash_attn", "triton", "rich", "click", "typer", "termcolor", "tabulate", "dotenv", "albumentations", "gym", "gymnasium", "networkx", "rdkit", "Bio", "ase", "e3nn", "torch_geometric", "torch_scatter", "torch_cluster", "torch_sparse", "dgl", "pycocotools", "nltk", "regex", "sacrebleu", "rouge_score", "submitit", "ray", "horovod", "diffusers", "webdataset", "filelock", "huggingface_hub", "six", "future", "pynvml", "loguru", "colorlog", "portalocker", "iopath", "lpips", "ftfy", "fsspec", "boto3", "trl", "composer", "mpi4py", "blobfile", "setuptools", "pkg_resources", "typing_extensions", "attr", "attrs", "pydantic", "simple_parsing", "pyarrow", "zarr", "xarray", "netCDF4", "wget", "gdown", "panopticapi", "hydra_zen", "scikit_learn", "rootutils", "pyrootutils", "slurmddp", "liger_kernel", "moviepy", "imageio", "decord", "av", "librosa", "soundfile", "jiwer", "orjson", "ujson", "msgpack", "zstandard", "lz4", "pyspark", "petastorm"]
 )
 
 #: Attributes and calls that bring code which is not seen in the text.

@@ -73,9 +73,9 @@ class Names:
     def _read(self, source: Source) -> Iterator[tuple[str, str]]:
         aliases = self.aliases.setdefault(source.module, {})
         local = self.local.setdefault(source.module, {})
-        for node in source.tree.body:
-            if isinstance(node, _Def):
-                local[node.name] = node
+        for statement in source.tree.body:
+            if isinstance(statement, _Def):
+                local[statement.name] = statement
         stars = []
         for node in ast.walk(source.tree):
             if isinstance(node, ast.Import):

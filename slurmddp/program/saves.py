@@ -19,13 +19,25 @@ _TORCH_SAVE = re.compile(
 )
 #: Methods with which frameworks save everything from all ranks, and what is in them.
 _FRAMEWORK_SAVES = {
-    r"accelerate(?:\.\w+)*\.Accelerator\(\)\.save_state": {"optimizer": YES, "scheduler": UNKNOWN, "step": UNKNOWN, "random": YES},
+    r"accelerate(?:\.\w+)*\.Accelerator\(\)\.save_state": {
+        "optimizer": YES,
+        "scheduler": UNKNOWN,
+        "step": UNKNOWN,
+        "random": YES,
+    },
     r"deepspeed\.initialize\(\)\.save_checkpoint": {"optimizer": YES, "scheduler": UNKNOWN, "step": YES, "random": NO},
     r"torch\.distributed\.checkpoint(?:\.\w+)*\.(?:save|save_state_dict|async_save)": dict.fromkeys(
         ("optimizer", "scheduler", "step", "random"), UNKNOWN
     ),
-    r"slurmddp\.runtime(?:\.\w+)*\.Checkpointer\(\)\.save": dict.fromkeys(("optimizer", "scheduler", "step", "random"), UNKNOWN),
-    r"timm\.utils(?:\.\w+)*\.CheckpointSaver\(\)\.save_checkpoint": {"optimizer": YES, "scheduler": NO, "step": YES, "random": NO},
+    r"slurmddp\.runtime(?:\.\w+)*\.Checkpointer\(\)\.save": dict.fromkeys(
+        ("optimizer", "scheduler", "step", "random"), UNKNOWN
+    ),
+    r"timm\.utils(?:\.\w+)*\.CheckpointSaver\(\)\.save_checkpoint": {
+        "optimizer": YES,
+        "scheduler": NO,
+        "step": YES,
+        "random": NO,
+    },
 }
 _FRAMEWORK_LOADS = re.compile(
     r"(?:accelerate(?:\.\w+)*\.Accelerator\(\)\.load_state|deepspeed\.initialize\(\)\.load_checkpoint|"
@@ -42,7 +54,9 @@ _CHANGES = re.compile(
     r"time\.(?:time|strftime|ctime|asctime|localtime|time_ns)|(?:datetime\.)*(?:datetime\.)?(?:now|utcnow|today)|"
     r"datetime(?:\.datetime|\.date)?\.(?:now|today|utcnow)|os\.getpid|uuid\.\w+|tempfile\.\w+|secrets\.\w+|random\.(?:randint|random|choice)"
 )
-_RESUMES = re.compile(r"resume|ckpt|checkpoint|restore|continue|snapshot|init_from|load|start_from|pretrained|weights", re.IGNORECASE)
+_RESUMES = re.compile(
+    r"resume|ckpt|checkpoint|restore|continue|snapshot|init_from|load|start_from|pretrained|weights", re.IGNORECASE
+)
 _SURELY = re.compile(r"resume|continue|restore", re.IGNORECASE)
 _STEERS = re.compile(r"epoch|step|iter|optim|sched", re.IGNORECASE)
 _KINDS = ("optimizer", "scheduler", "step", "random")
@@ -100,7 +114,9 @@ class Saves:
                     sure &= self._keys(unit, value, found, depth + 1)
                 elif isinstance(key, ast.Constant):
                     found.add(str(key.value))
-                    found.update(strings([value]) if isinstance(value, ast.Call) and last(value.func) == "state_dict" else ())
+                    found.update(
+                        strings([value]) if isinstance(value, ast.Call) and last(value.func) == "state_dict" else ()
+                    )
                 else:
                     sure = False
             return sure
@@ -113,7 +129,9 @@ class Saves:
                 return all(each.arg for each in node.keywords) and not node.args
             return self._of_function(unit, node, found, depth)
         if isinstance(node, (ast.Name, ast.Attribute)):
-            if _WORDS["step"].search(last(node)) is None and re.fullmatch(r"(?:self\.)?(?:model|net|network)", chain(node)):
+            if _WORDS["step"].search(last(node)) is None and re.fullmatch(
+                r"(?:self\.)?(?:model|net|network)", chain(node)
+            ):
                 return True
             values = self.judge.trace.sources(unit, node)
             keys, grown = self._added(node)
@@ -148,7 +166,9 @@ class Saves:
             of, _, plain = name.removeprefix("@").partition(":")
             for each in self.judge.program.reached:
                 if name.startswith("@") and each.source.module == of and each.name == plain and each.node is not None:
-                    returned = [r.value for r in ast.walk(each.node) if isinstance(r, ast.Return) and r.value is not None]
+                    returned = [
+                        r.value for r in ast.walk(each.node) if isinstance(r, ast.Return) and r.value is not None
+                    ]
                     return bool(returned) and all([self._keys(each, value, found, depth + 1) for value in returned])
         return False
 
@@ -213,7 +233,16 @@ class Saves:
         for event in events:
             name = last(event.node.func)
             position = 1 if event in self.plain and not _path_first(event) else 0
-            for keyword in ("f", "output_dir", "dirpath", "save_dir", "checkpoint_id", "default_root_dir", "path", "filename"):
+            for keyword in (
+                "f",
+                "output_dir",
+                "dirpath",
+                "save_dir",
+                "checkpoint_id",
+                "default_root_dir",
+                "path",
+                "filename",
+            ):
                 if (value := event.argument(keyword)) is not None:
                     yield event, value
                     break
@@ -254,7 +283,9 @@ class Saves:
         framework = judge.calls(_FRAMEWORK_LOADS) + named
         plain = judge.calls(re.compile(r"torch\.(?:load|hub\.load_state_dict_from_url)|pickle\.load"))
         states = judge.methods("load_state_dict")
-        steering = [e for e in states if isinstance(e.node.func, ast.Attribute) and _STEERS.search(chain(e.node.func.value))]
+        steering = [
+            e for e in states if isinstance(e.node.func, ast.Attribute) and _STEERS.search(chain(e.node.func.value))
+        ]
         steps = [place for place in self._read_steps()]
         continues = bool(plain and (steering or steps))
         if framework or continues:
@@ -262,7 +293,7 @@ class Saves:
             options = self._options(events)
             fact = judge.yes("loads", events, ", ".join(each.flag for each in options))
             return fact, self._alone(events, options), options
-        if plain and states or self.trainer:
+        if (plain and states) or self.trainer:
             why = "it loads something; whether it continues from it is open" if plain else self.trainer
             return judge.fact("loads", UNKNOWN, plain, why), judge.fact("loads_alone", UNKNOWN, plain), []
         return judge.no("loads"), judge.no("loads_alone"), []
@@ -273,7 +304,11 @@ class Saves:
             for target, value, _ in unit.assigns:
                 words = set(strings([value]))
                 subscript = any(isinstance(each, ast.Subscript) for each in ast.walk(value))
-                if subscript and _WORDS["step"].search(last(target)) and any(re.search("ckpt|checkpoint|snapshot|state|resume|saved", w) for w in words):
+                if (
+                    subscript
+                    and _WORDS["step"].search(last(target))
+                    and any(re.search("ckpt|checkpoint|snapshot|state|resume|saved", w) for w in words)
+                ):
                     yield value
 
     def _options(self, events: list[Event]) -> list[Option]:
@@ -299,8 +334,14 @@ class Saves:
         if looks and not options:
             return self.judge.yes("loads_alone", looks)
         sure = len(options) == 1 and _SURELY.search(options[0].dest) and not options[0].default
-        searches = [e for e in self.judge.events if re.search("last_checkpoint|latest|auto_resume|auto_load|find_check|newest", last(e.node.func))]
-        return self.judge.no("loads_alone") if sure and not searches and options[0].known else Fact("loads_alone", UNKNOWN)
+        searches = [
+            e
+            for e in self.judge.events
+            if re.search("last_checkpoint|latest|auto_resume|auto_load|find_check|newest", last(e.node.func))
+        ]
+        return (
+            self.judge.no("loads_alone") if sure and not searches and options[0].known else Fact("loads_alone", UNKNOWN)
+        )
 
 
 def _path_first(event: Event) -> bool:
@@ -324,7 +365,11 @@ def proposals(saves: Saves, found: dict[str, Fact], options: list[Option]) -> It
         if plain and _SURELY.search(option.dest):
             value = [option.flag, "{checkpoint}"] if option.takes else [option.flag]
             what = "loads the path behind" if option.takes else "continues with"
-            yield Proposal("train.resume_args", value, f"the script {what} {option.flag}{f' (line {option.line})' if option.line else ''}")
+            yield Proposal(
+                "train.resume_args",
+                value,
+                f"the script {what} {option.flag}{f' (line {option.line})' if option.line else ''}",
+            )
     if found["saves"].answer is not YES or found["save_name_changes"].answer is not NO:
         return
     texts: set[str | None] = set()
@@ -337,13 +382,16 @@ def proposals(saves: Saves, found: dict[str, Fact], options: list[Option]) -> It
         if watch and len(watch) <= 3 and not any(each.startswith(("*", "/tmp", "~", "$")) for each in watch):
             depends = f"; with another value of {' or '.join(sorted(flags))}, change it" if flags else ""
             yield Proposal("checkpoint.watch", watch, f"the script saves there{depends}")
-    if found["loads_alone"].answer is YES and texts and all(text and not text.startswith(("/", "~", "$")) for text in texts):
+    if (
+        found["loads_alone"].answer is YES
+        and texts
+        and all(text and not text.startswith(("/", "~", "$")) for text in texts)
+    ):
         why = "the script continues from any save in its working directory, also from one of another run"
         yield Proposal("train.workdir", "run", f"{why}; give relative paths of data as absolute ones")
 
 
 def _watched(text: str) -> str:
     """Return the folder of a save below a folder of its own, else the file as a pattern."""
-    folder, _, name = text.rpartition("/")
-    clean = folder.strip("./")
-    return folder if clean and "*" not in folder else text if name and "*" in text else text
+    folder = text.rpartition("/")[0]
+    return folder if folder.strip("./") and "*" not in folder else text

@@ -83,7 +83,9 @@ def read_sources(script: str, roots: Sequence[str], module: str = "") -> Sources
     while waiting:
         name, package, path = waiting.popleft()
         if len(found.read) >= FILES or size > ALL_BYTES or time.monotonic() > until:
-            found.unread.append(Unread(f"{len(waiting) + 1} more files", "the limit of files, bytes or time is reached"))
+            found.unread.append(
+                Unread(f"{len(waiting) + 1} more files", "the limit of files, bytes or time is reached")
+            )
             break
         try:
             tree, lines, length = parse(path)

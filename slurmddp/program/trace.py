@@ -14,7 +14,9 @@ _DEPTH = 8
 _LIMIT = 400
 _PARTS = {"os.path.join", "pathlib.Path", "str", "builtins.str", "os.path.abspath", "os.path.expanduser", "os.fspath"}
 #: Names of what counts steps: they are unknown numbers, and no user changes them.
-COUNTER = re.compile(r"(?:^|_)(?:epoch|epochs|step|steps|iter|iters|iteration|iter_num|itr|it|i|batch_idx|cur)(?:$|_|\d)")
+COUNTER = re.compile(
+    r"(?:^|_)(?:epoch|epochs|step|steps|iter|iters|iteration|iter_num|itr|it|i|batch_idx|cur)(?:$|_|\d)"
+)
 
 
 class Option(NamedTuple):
@@ -57,7 +59,11 @@ class Trace:
 
     def sources(self, unit: Unit, node: ast.expr) -> list[tuple[Unit, ast.expr]]:
         """Return the expressions from which a name or attribute gets its value: arguments of callers, assignments."""
-        if isinstance(node, ast.Name) and unit.node is not None and (found := self._arguments(unit, node.id)) is not None:
+        if (
+            isinstance(node, ast.Name)
+            and unit.node is not None
+            and (found := self._arguments(unit, node.id)) is not None
+        ):
             return found
         key = chain(node)
         here = [(unit, value) for target, value, _ in unit.assigns if key and chain(target) == key]
@@ -147,7 +153,9 @@ class Trace:
             sides = [self.texts(unit, side, depth + 1) for side in (node.left, node.right)]
             return _product(sides, between)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
-            return {re.sub(r"%[-\d.]*[sdifgex]", "*", each) if each else None for each in self.texts(unit, node.left, depth)}
+            return {
+                re.sub(r"%[-\d.]*[sdifgex]", "*", each) if each else None for each in self.texts(unit, node.left, depth)
+            }
         if isinstance(node, ast.IfExp):
             return self.texts(unit, node.body, depth + 1) | self.texts(unit, node.orelse, depth + 1)
         if isinstance(node, ast.Call):
@@ -169,7 +177,9 @@ class Trace:
         if names & _PARTS and node.args:
             return _product([self.texts(unit, each, depth + 1) for each in node.args], "/")
         if isinstance(node.func, ast.Attribute) and node.func.attr == "format":
-            return {re.sub(r"\{[^}]*\}", "*", each) if each else None for each in self.texts(unit, node.func.value, depth)}
+            return {
+                re.sub(r"\{[^}]*\}", "*", each) if each else None for each in self.texts(unit, node.func.value, depth)
+            }
         return {None}
 
 
@@ -184,7 +194,9 @@ def _product(parts: list[set[str | None]], between: str) -> set[str | None]:
                 elif head is not None:
                     text = "*" if tail is None else tail
                     absolute = between == "/" and text.startswith("/")
-                    joined.add(text if absolute or not head else f"{head.rstrip('/') if between else head}{between}{text}")
+                    joined.add(
+                        text if absolute or not head else f"{head.rstrip('/') if between else head}{between}{text}"
+                    )
                 else:
                     joined.add(None)
         found = set(list(joined)[:8])

@@ -158,7 +158,9 @@ class Program:
                 return
             classes.add(name)
             for source, node in self.classes[name]:
-                hooked = any(_HOOKED.search(each) for base in node.bases for each in self.names.dotted(source.module, base))
+                hooked = any(
+                    _HOOKED.search(each) for base in node.bases for each in self.names.dotted(source.module, base)
+                )
                 for method in [unit for unit in self.units if unit.of == name and unit.source is source]:
                     special = method.name.startswith("__") or method.name == "forward" or hooked
                     if special or method.name in attributes:

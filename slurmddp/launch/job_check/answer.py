@@ -12,6 +12,7 @@ from slurmddp.launch.job_check.cluster import Cluster
 from slurmddp.launch.job_check.partitions import Offer, offers
 from slurmddp.launch.job_check.rule import RULES, Finding, Subject, check_job
 from slurmddp.launch.prepare import Prepared
+from slurmddp.launch.script_facts import script_dict
 from slurmddp.plan.model import Plan
 from slurmddp.render.scripts import python_of_submit
 
@@ -25,7 +26,7 @@ class Answer(NamedTuple):
     """mistakes: why `submit` would refuse the job, whatever the rules say; elsewhere: what only a login node of the
     cluster can tell; start: when Slurm would start the job, its local time; silent: which of Slurm's commands did not
     answer, and why; offers: None where nobody asked for partitions; depends: on what of the nodes the job depends,
-    which no rule can see from here."""
+    which no rule can see from here; script: what the user's program does, as `script_facts` says."""
 
     plan: Plan
     mistakes: list[str]
@@ -35,6 +36,7 @@ class Answer(NamedTuple):
     silent: list[str]
     offers: list[Offer] | None
     depends: list[str]
+    script: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the answer for --json; docs/check.md lists the keys."""
@@ -50,6 +52,7 @@ class Answer(NamedTuple):
             "start": self.start,
             "not_checked": [*self.elsewhere, *self.silent],
             "depends_on": self.depends,
+            "script": self.script,
             "partitions": None if self.offers is None else [each._asdict() for each in self.offers],
         }
 
@@ -69,4 +72,5 @@ def answer(
     elsewhere = [f"{error.where}: {error.what}" if error.where else error.what for error in subject.elsewhere]
     start = trial.start if trial else None
     depends = [_PYTHON.format(python_of_submit())] if plan.scheduler == "slurm" else []
-    return Answer(plan, [], found, elsewhere, start, subject.cluster.silent, offered, depends)
+    script = script_dict(plan)
+    return Answer(plan, [], found, elsewhere, start, subject.cluster.silent, offered, depends, script)
