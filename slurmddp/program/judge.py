@@ -7,14 +7,17 @@ import re
 from collections.abc import Iterable, Sequence
 
 from slurmddp.program.facts import Answer, Fact
-from slurmddp.program.libraries import CALL, DOES, DYNAMIC, FRAMEWORK, KNOWN
-from slurmddp.program.names import chain, last
+from slurmddp.program.libraries import CALL, DOES, DYNAMIC, FRAMEWORK, KNOWN, OF_SCRIPT
+from slurmddp.program.names import last
 from slurmddp.program.source import Sources
-from slurmddp.program.trace import Trace
+from slurmddp.program.trace import Trace, strings
 from slurmddp.program.walk import Event, Program, Unit
 
 _SHOWN = 3
-_LOCAL_RANK = re.compile(r"local_?rank|device_count|get_local_rank|SLURM_LOCALID|local_process_index", re.IGNORECASE)
+_LOCAL_RANK = re.compile(
+    r"LOCAL_?RANK|device_count|get_local_rank|SLURM_LOCALID|local_process_index|horovod.*local_rank"
+)
+#: A parameter or argument of this name: torchrun passes none, so it depends on who sets it.
 _RANK_WORD = re.compile(r"(?:^|_)(?:rank|RANK|get_rank|process_index|global_rank|local_rank|LOCAL_RANK)(?:$|_)")
 _SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2")
 
@@ -31,22 +34,41 @@ class Judge:
             for name, pattern in FRAMEWORK.items():
                 if any(pattern.fullmatch(each) for each in event.names):
                     self.frameworks.setdefault(name, []).append(event)
-        self.hidden = self._hidden(sources)
+        #: An object that a configuration makes (Hydra), or a caller that is not seen.
+        self.configured = {name for name, events in self.frameworks.items() if not any(map(self._constructs, events))}
+        for name in self.configured:
+            del self.frameworks[name]
+        self.unseen = self._unseen(sources)
+        self.hidden = self.unseen or self._library(sources)
 
-    def _hidden(self, sources: Sources) -> str:
-        if sources.unread:
-            return f"{sources.unread[0].name} was not read"
+    @staticmethod
+    def _constructs(event: Event) -> bool:
+        return any(
+            pattern.fullmatch(name) and "()" not in name for pattern in FRAMEWORK.values() for name in event.names
+        )
+
+    def _library(self, sources: Sources) -> str:
+        aliases = self.program.names.aliases
         used = {name.split(".")[0] for event in self.events for name in event.names}
+        for unit in self.program.reached:
+            of = aliases[unit.source.module]
+            used |= {of[node.id].split(".")[0] for node, _ in unit.refs if isinstance(node, ast.Name) and node.id in of}
         for name, (_, line) in sources.foreign.items():
             if name not in KNOWN and name in used:
                 return f"{name} (imported in line {line}) is not known"
+        return ""
+
+    def _unseen(self, sources: Sources) -> str:
+        if sources.unread:
+            return f"{sources.unread[0].name} was not read"
         for event in self.events:
             text = self.program.place(event.unit, event.node).text
             config = "builtins.exec" in event.names and re.search(
                 r"open\(.*\)\.read\(", text
             )  # of a file that the user names
             if any(DYNAMIC.fullmatch(each) for each in event.names) and not config:
-                return f"line {event.node.lineno} of {event.unit.source.path.rpartition('/')[2]} runs code found at runtime"
+                file = event.unit.source.path.rpartition("/")[2]
+                return f"line {event.node.lineno} of {file} runs code found at runtime"
         return ""
 
     def calls(self, pattern: re.Pattern[str]) -> list[Event]:
@@ -67,9 +89,9 @@ class Judge:
         return self.fact(name, Answer.YES, events, detail)
 
     def no(self, name: str, detail: str = "") -> Fact:
-        """Return no, or cannot tell where something may hide it."""
-        if self.hidden:
-            return Fact(name, Answer.UNKNOWN, (), self.hidden)
+        """Return no, or cannot tell where something may hide it. Of OF_SCRIPT, no library counts."""
+        if hidden := self.unseen if name in OF_SCRIPT else self.hidden:
+            return Fact(name, Answer.UNKNOWN, (), hidden)
         return Fact(name, Answer.NO, (), detail)
 
     def by_call(self, name: str) -> Fact:
@@ -78,6 +100,9 @@ class Judge:
             if framework in DOES.get(name, ()):
                 return self.yes(name, events, framework)
         events = self.calls(CALL[name])
+        for framework in self.configured:
+            if framework in DOES.get(name, ()) and not events:
+                return Fact(name, Answer.UNKNOWN, (), f"{framework}, as it is configured")
         return self.on_demand(name, events) if events else self.no(name)
 
     def on_demand(self, name: str, events: list[Event]) -> Fact:
@@ -85,7 +110,14 @@ class Judge:
         flags = [self.trace.switches(event.unit, event.guards) for event in events]
         if name != "process_group" and all(flags):
             return self.fact(name, Answer.UNKNOWN, events, f"only with {flags[0][0]}")
+        if name == "seeds" and all(map(self.is_conditional, events)):
+            return self.fact(name, Answer.UNKNOWN, events, "it depends on a condition")
         return self.yes(name, events)
+
+    def is_conditional(self, event: Event) -> bool:
+        """Return whether a call stands under a condition that does not ask for ranks or GPUs."""
+        tests = [test for test in self.program.conditions(event.unit, event.guards) if not self.program.of_rank(test)]
+        return any("is_available" not in set(strings([test])) for test in tests)
 
     # Ranks
 
@@ -132,15 +164,16 @@ class Judge:
             text = " ".join(origin.words | origin.calls)
             if _LOCAL_RANK.search(text):
                 by_rank.append(event)
-            elif any(_RANK_WORD.search(word) for word in origin.words):
+            elif any(_RANK_WORD.search(word) or "local_rank" in word.lower() for word in origin.words):
                 unclear.append(event)
-            elif (isinstance(value, ast.Constant) and isinstance(value.value, int)) or "cuda" in text:
+            elif "cuda" in text or {str(each) for each in self.trace.texts(event.unit, value)} <= set("0123"):
                 (unclear if origin.unknown or origin.options else fixed_at).append(event)
             elif origin.unknown or origin.options:
                 unclear.append(event)
         if by_rank:
             return self.yes("local_rank_device", by_rank), Fact("fixed_device", Answer.NO)
-        if unclear or self.hidden or self.program_starts():
+        visible = self.sets("sets_visible_devices", "CUDA_VISIBLE_DEVICES").answer is not Answer.NO
+        if unclear or self.hidden or visible or self.program_starts():
             return self.fact("local_rank_device", Answer.UNKNOWN, unclear), self.fact("fixed_device", Answer.UNKNOWN)
         fixed = self.yes("fixed_device", fixed_at) if fixed_at else Fact("fixed_device", Answer.NO)
         return Fact("local_rank_device", Answer.NO), fixed
@@ -153,9 +186,15 @@ class Judge:
         """Answer starts_ranks: calls of launchers, and torchrun as a subprocess."""
         found = self.by_call("starts_ranks")
         shells = self.calls(re.compile(r"subprocess\.\w+|os\.(?:system|exec\w+|spawn\w+)"))
-        own = [event for event in shells if re.search(r"torchrun|torch\.distributed|accelerate|srun|mpirun",
-                                                      " ".join(self.trace.origin(event.unit, event.node).words))]  # fmt: skip
+        own = [
+            event
+            for event in shells
+            if re.search(r"torchrun|torch\.distributed|accelerate|srun|mpirun", " ".join(self._words(event)))
+        ]
         return self.yes("starts_ranks", own) if own and found.answer is not Answer.YES else found
+
+    def _words(self, event: Event) -> set[str]:
+        return self.trace.origin(event.unit, event.node).words
 
     # Data
 
@@ -221,12 +260,11 @@ class Judge:
             elif download is not None:
                 unsure.append(event)
                 continue
-            tests = [
-                test for test in self.program.conditions(event.unit, event.guards) if not self.program.of_rank(test)
-            ]
             first = event.argument("path", 0) or event.argument("url", 0)
             literal = first is not None and not self.trace.origin(event.unit, first).options
-            if tests or not (download is not None or (literal and isinstance(first, ast.Constant))):
+            if self.is_conditional(event) or not (
+                download is not None or (literal and isinstance(first, ast.Constant))
+            ):
                 unsure.append(event)
             else:
                 return self.yes(name, [event])
@@ -268,6 +306,8 @@ class Judge:
                 if len(numbers) == 1 and isinstance(numbers[0], int) and numbers[0] > 0 and not options:
                     return self.yes("workers", [event], str(numbers[0]))
                 unsure.append((event, options[0].flag if options else ""))
+        if any(event.argument("training_data") is not None for event in self.frameworks.get("DeepSpeed", ())):
+            return Fact("workers", Answer.UNKNOWN, (), "DeepSpeed's num_local_io_workers")
         trainer = "transformers Trainer" in self.frameworks or "Composer" in self.frameworks
         if unsure:
             return self.fact("workers", Answer.UNKNOWN, [event for event, _ in unsure], unsure[0][1])
@@ -311,7 +351,7 @@ class Judge:
             if not (isinstance(auto, ast.Constant) and auto.value is False):
                 events.append(event)
         for event in self.calls(re.compile(r"subprocess\.\w+|os\.system")):
-            words = " ".join(self.trace.origin(event.unit, event.node).words)
+            words = " ".join(self._words(event))
             if "scontrol" in words or "sbatch" in words:
                 events.append(event)
         return self.yes("requeues", events) if events else self.no("requeues")
@@ -325,11 +365,11 @@ def _before_torch(unit: Unit, target: ast.expr) -> str:
     """Return whether a variable is set before the module's first import of torch; empty within a function."""
     if unit.name:
         return ""
-    lines = [
-        node.lineno for node in ast.walk(unit.source.tree)
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        and any(each.split(".")[0] == "torch" for each in [getattr(node, "module", "") or "", *(a.name for a in node.names)])
-    ]  # fmt: skip
+    lines = []
+    for node in ast.walk(unit.source.tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
+            lines += [node.lineno for name in names if name.split(".")[0] == "torch"]
     return "before torch is imported" if not lines or target.lineno < min(lines) else "after torch is imported"
 
 
@@ -340,7 +380,7 @@ def beside_script(judge: Judge) -> Fact:
         for node, _ in unit.refs:
             if isinstance(node, ast.Name) and node.id == "__file__":
                 text = judge.program.place(unit, node)
-                if "sys.path" in text.text or "setup_root" in text.text:
+                if re.search(r"sys\.path|setup_root|print\(|log|split\(__file__|basename", text.text):
                     continue
                 unsure = unsure or text
     for event in judge.events:
@@ -352,6 +392,3 @@ def beside_script(judge: Judge) -> Fact:
     if unsure:
         return Fact("data_beside_script", Answer.UNKNOWN, (unsure,))
     return judge.no("data_beside_script")
-
-
-__all__ = ["Judge", "beside_script", "chain"]

@@ -95,9 +95,28 @@ CALLS = {
 CALL = {name: re.compile("|".join(f"(?:{each})" for each in patterns)) for name, patterns in CALLS.items()}
 
 #: Libraries that are read as they are documented: they do nothing of the above without a call that CALLS knows.
-KNOWN = set(
-    ["torch", "torchvision", "torchaudio", "torchtext", "torchdata", "torchmetrics", "numpy", "scipy", "pandas", "sklearn", "skimage", "PIL", "cv2", "tqdm", "yaml", "matplotlib", "seaborn", "plotly", "tensorboard", "tensorboardX", "wandb", "mlflow", "comet_ml", "neptune", "omegaconf", "hydra", "einops", "timm", "tiktoken", "transformers", "datasets", "evaluate", "accelerate", "deepspeed", "pytorch_lightning", "lightning", "lightning_fabric", "apex", "absl", "fire", "jsonargparse", "h5py", "lmdb", "requests", "psutil", "packaging", "safetensors", "peft", "tokenizers", "sentencepiece", "bitsandbytes", "xformers", "flash_attn", "triton", "rich", "click", "typer", "termcolor", "tabulate", "dotenv", "albumentations", "gym", "gymnasium", "networkx", "rdkit", "Bio", "ase", "e3nn", "torch_geometric", "torch_scatter", "torch_cluster", "torch_sparse", "dgl", "pycocotools", "nltk", "regex", "sacrebleu", "rouge_score", "submitit", "ray", "horovod", "diffusers", "webdataset", "filelock", "huggingface_hub", "six", "future", "pynvml", "loguru", "colorlog", "portalocker", "iopath", "lpips", "ftfy", "fsspec", "boto3", "trl", "composer", "mpi4py", "blobfile", "setuptools", "pkg_resources", "typing_extensions", "attr", "attrs", "pydantic", "simple_parsing", "pyarrow", "zarr", "xarray", "netCDF4", "wget", "gdown", "panopticapi", "hydra_zen", "scikit_learn", "rootutils", "pyrootutils", "slurmddp", "liger_kernel", "moviepy", "imageio", "decord", "av", "librosa", "soundfile", "jiwer", "orjson", "ujson", "msgpack", "zstandard", "lz4", "pyspark", "petastorm"]
-)
+_KNOWN = """
+    absl accelerate aiohttp albumentations apex ase attr attrs av Bio bitsandbytes blobfile boto3 click clip
+    cloudpickle colorlog comet_ml composer cv2 datasets dateutil decord deepspeed dgl diffusers dill dotenv e3nn
+    editdistance einops evaluate faiss filelock fire flash_attn flax fsspec ftfy future fvcore gensim git gym
+    gymnasium h5py horovod httpx huggingface_hub humanize hydra imageio iopath jax jieba jiwer joblib
+    jsonargparse kornia librosa liger_kernel lightning lightning_fabric lightning_utilities lmdb loguru lpips
+    matplotlib mlflow monai moviepy mpi4py msgpack natsort neptune netCDF4 networkx nibabel nlp nltk numba numpy
+    omegaconf open3d open_clip optax orjson packaging pandas panopticapi peft PIL pkg_resources plotly
+    portalocker prettytable psutil pyarrow pycocotools pydantic pydicom pynvml pyrootutils pytorch3d
+    pytorch_lightning pytz ray rdkit regex requests rich rootutils rouge_score sacrebleu safetensors scipy
+    seaborn sentencepiece setuptools sh simple_parsing SimpleITK six skimage sklearn slurmddp soundfile spacy
+    statsmodels submitit tabulate tenacity tensorboard tensorboardX tensorflow termcolor thop tiktoken timm
+    tokenizers toml tomli torch torch_cluster torch_geometric torch_scatter torch_sparse torchaudio torchdata
+    torchdiffeq torchinfo torchmetrics torchsde torchsummary torchtext torchvision tqdm transformers trimesh
+    triton trl typer typing_extensions ujson visdom wandb webdataset xarray xformers xxhash yaml zarr
+"""
+KNOWN = frozenset(_KNOWN.split())
+
+#: Facts about the text of the script and its modules alone.
+OF_SCRIPT = {
+    "sets_omp", "sets_visible_devices", "data_in_tmp", "data_beside_script", "requeues", "rank_in_name", "saves_in_run",
+}  # fmt: skip
 
 #: Attributes and calls that bring code which is not seen in the text.
 DYNAMIC = re.compile(

@@ -36,6 +36,8 @@ def targets(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
         if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call):
             named = ast.Call(func=node.annotation, args=[], keywords=[])  # trainer: Trainer = instantiate(cfg.trainer)
             pairs.append((node.target, ast.copy_location(named, node.value)))
+    elif isinstance(node, ast.For) and isinstance(node.iter, (ast.Name, ast.List, ast.Tuple)):
+        pairs = [(node.target, node.iter)]
     elif isinstance(node, ast.withitem) and node.optional_vars is not None:
         pairs = [(node.optional_vars, node.context_expr)]
     else:

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from slurmddp.program.facts import Answer, Fact, Proposal
+from slurmddp.program.facts import QUESTIONS, Answer, Fact, Proposal
 from slurmddp.program.judge import Judge
 from slurmddp.program.names import chain, last
 from slurmddp.program.trace import Option, strings
@@ -72,13 +72,23 @@ class Saves:
 
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
-        self.plain = [event for event in judge.calls(_TORCH_SAVE) if not self._is_data(event)]
+        found = [each for event in judge.calls(_TORCH_SAVE) for each in self._passed_on(event)]
+        self.plain = [event for event in found if not self._is_data(event)]
         self.by_framework = [
             (event, kinds) for pattern, kinds in _FRAMEWORK_SAVES.items() for event in judge.calls(re.compile(pattern))
         ]
         self.exports = [event for event in judge.methods("save_pretrained", "save_model") if not self._is_local(event)]
+        self.configured = bool(judge.configured & {"transformers Trainer", "Lightning"})
         self.trainer = next((name for name in ("transformers Trainer", "Lightning") if name in judge.frameworks), "")
         self.contents = [self._content(event) for event in self.plain]
+
+    def _passed_on(self, event: Event) -> list[Event]:
+        """Return, for the call in a wrapper such as save_on_master(*args), the calls of the wrapper."""
+        if not any(isinstance(arg, ast.Starred) for arg in event.node.args):
+            return [event]
+        wrapper = f"@{event.unit.source.module}:{event.unit.name}"
+        calls = [each for each in self.judge.events if wrapper in each.names]
+        return [each._replace(guards=(*each.guards, *event.guards), names=event.names) for each in calls] or [event]
 
     @staticmethod
     def _is_local(event: Event) -> bool:
@@ -134,12 +144,18 @@ class Saves:
             ):
                 return True
             values = self.judge.trace.sources(unit, node)
+            if any(isinstance(value, ast.Dict) for _, value in values):  # not what was loaded under the same name
+                values = [(of, value) for of, value in values if chain(getattr(value, "func", value)) != "torch.load"]
             keys, grown = self._added(node)
             found |= keys
-            return bool(values) and grown and all([self._keys(of, value, found, depth + 1) for of, value in values])
+            return bool(values) and grown and all(self._each([*values], found, depth))
         if isinstance(node, ast.DictComp):
             return self._keys(unit, node.generators[0].iter, found, depth + 1)
         return False
+
+    def _each(self, values: list[tuple[Unit, ast.expr]], found: set[str], depth: int) -> list[bool]:
+        """Collect the keys of each of several values: all of them, also behind one that is not known."""
+        return [self._keys(unit, value, found, depth + 1) for unit, value in values]
 
     def _is_own_state(self, node: ast.Call, unit: Unit) -> bool:
         names = self.judge.program.names.dotted(unit.source.module, node.func)
@@ -169,7 +185,7 @@ class Saves:
                     returned = [
                         r.value for r in ast.walk(each.node) if isinstance(r, ast.Return) and r.value is not None
                     ]
-                    return bool(returned) and all([self._keys(each, value, found, depth + 1) for value in returned])
+                    return bool(returned) and all(self._each([(each, value) for value in returned], found, depth))
         return False
 
     # Facts
@@ -177,6 +193,15 @@ class Saves:
     def facts(self) -> Iterator[Fact]:
         """Yield the facts about saves."""
         judge, all_events = self.judge, [*self.plain, *(event for event, _ in self.by_framework)]
+        if self.configured and not all_events:
+            yield from (
+                Fact(name, UNKNOWN, (), "a Trainer, as it is configured")
+                for name in QUESTIONS
+                if name.startswith("save")
+            )
+            yield judge.no("saves_in_run")
+            yield judge.no("rank_in_name")
+            return
         if self.trainer and not all_events:
             yield from self._of_trainer()
             return
@@ -208,18 +233,20 @@ class Saves:
         yield Fact("saves_every_rank", NO, (), self.trainer)
         for kind in _KINDS:
             yield Fact(f"saves_{kind}", NO if off else random if kind == "random" else YES, (), self.trainer)
-        where = [event for event in self.judge.methods("TrainingArguments", "ModelCheckpoint", "Trainer")]
+        where = self.judge.methods("TrainingArguments", "ModelCheckpoint", "Trainer")
         yield from self._places(where, surely=False)
 
     def _every_rank(self) -> Fact:
         program, unsure = self.judge.program, []
+        judge_no_group = self.judge.process_group().answer is NO
         for event in self.plain:
             if self._coordinates(event) or program.always_under(event.unit, event.guards):
                 continue
             words = set(strings(program.conditions(event.unit, event.guards)))
             path = event.argument("path", 0) if _path_first(event) else event.argument("f", 1)
             by_rank = path is not None and _ranked(self.judge.trace.origin(event.unit, path).words)
-            if by_rank or not all(_PLAIN_TEST.search(word) for word in words):
+            alone = judge_no_group and not any(map(program.of_rank, program.conditions(event.unit, event.guards)))
+            if by_rank or not (alone or all(_PLAIN_TEST.search(word) for word in words)):
                 unsure.append(event)
             else:
                 return self.judge.yes("saves_every_rank", [event])
@@ -275,25 +302,24 @@ class Saves:
     def loads(self) -> tuple[Fact, Fact, list[Option]]:
         """Answer loads and loads_alone. Return also the arguments on which a load depends."""
         judge = self.judge
-        named = [
-            event for event in judge.events
-            if (value := event.argument("resume_from_checkpoint") or event.argument("ckpt_path")) is not None
-            and last(event.node.func) in ("train", "fit", "run") and not (isinstance(value, ast.Constant) and not value.value)
-        ]  # fmt: skip
+        named = [event for event in judge.methods("train", "fit", "run") if _resumes(event)]
         framework = judge.calls(_FRAMEWORK_LOADS) + named
         plain = judge.calls(re.compile(r"torch\.(?:load|hub\.load_state_dict_from_url)|pickle\.load"))
         states = judge.methods("load_state_dict")
-        steering = [
-            e for e in states if isinstance(e.node.func, ast.Attribute) and _STEERS.search(chain(e.node.func.value))
-        ]
-        steps = [place for place in self._read_steps()]
-        continues = bool(plain and (steering or steps))
+        steering = [e for e in states if isinstance(e.node.func, ast.Attribute) and _steers(chain(e.node.func.value))]
+        loaders = {f"@{event.unit.source.module}:{event.unit.name}" for event in plain if event.unit.name}
+        given = [event for event in judge.events if event.names & loaders and _gives_optimizer(event)]
+        steps = list(self._read_steps())
+        continues = bool(plain and (steering or steps or given))
         if framework or continues:
             events = framework or plain
             options = self._options(events)
             fact = judge.yes("loads", events, ", ".join(each.flag for each in options))
             return fact, self._alone(events, options), options
-        if (plain and states) or self.trainer:
+        trains = judge.calls(re.compile(r"(?:transformers|trl)(?:\.\w+)*\.\w*Trainer\(\)\.train"))
+        if trains and not plain and not any(e.node.args or e.node.keywords for e in trains):
+            return judge.no("loads"), judge.no("loads_alone"), []
+        if (plain and states) or self.trainer or self.configured:
             why = "it loads something; whether it continues from it is open" if plain else self.trainer
             return judge.fact("loads", UNKNOWN, plain, why), judge.fact("loads_alone", UNKNOWN, plain), []
         return judge.no("loads"), judge.no("loads_alone"), []
@@ -344,6 +370,20 @@ class Saves:
         )
 
 
+def _resumes(event: Event) -> bool:
+    value = event.argument("resume_from_checkpoint") or event.argument("ckpt_path")
+    return value is not None and not (isinstance(value, ast.Constant) and not value.value)
+
+
+def _steers(name: str) -> bool:
+    return bool(_STEERS.search(name) or _WORDS["optimizer"].search(name.rpartition(".")[2]))
+
+
+def _gives_optimizer(event: Event) -> bool:
+    values = [*event.node.args, *(each.value for each in event.node.keywords)]
+    return any(_WORDS["optimizer"].search(last(value)) for value in values)
+
+
 def _path_first(event: Event) -> bool:
     return any("Fabric()" in name for name in event.names)
 
@@ -359,7 +399,7 @@ def _ranked(words: set[str]) -> bool:
 
 def proposals(saves: Saves, found: dict[str, Fact], options: list[Option]) -> Iterator[Proposal]:
     """Yield the settings of which the script leaves no doubt."""
-    if found["loads"].answer is YES and found["loads_alone"].answer is not YES and len(options) == 1:
+    if found["loads"].answer is YES and found["loads_alone"].answer is NO and len(options) == 1:
         option = options[0]
         plain = option.known and not option.default and option.flag.startswith("--")
         if plain and _SURELY.search(option.dest):

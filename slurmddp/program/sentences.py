@@ -25,7 +25,7 @@ _ALWAYS = (
      "save under a fixed name in $SLURMDDP_RUN/checkpoints"),
     ("stops", NO, "does not look for a request to stop: what it trained since its last save is lost at the time limit",
      "save and exit when should_stop() is true"),
-    ("requeues", YES, "submits or requeues jobs itself: two requeues of one job conflict", "leave the requeue to slurmddp"),
+    ("requeues", YES, "requeues jobs itself: two requeues of one job conflict", "leave it to slurmddp"),
     ("starts_ranks", YES, "starts ranks itself, and slurmddp starts one process per GPU: there would be too many",
      "let it use RANK, LOCAL_RANK and WORLD_SIZE, which each process has"),
     ("data_from_internet", YES, "downloads: compute nodes often have no internet, and all ranks would download at once",
@@ -37,7 +37,7 @@ _ALWAYS = (
 )  # fmt: skip
 #: For a job of several ranks.
 _RANKS = (
-    ("process_group", NO, "makes no process group: each rank trains its own model, on its own", "see docs/frameworks.md"),
+    ("process_group", NO, "makes no process group: each rank trains its own model", "see docs/frameworks.md"),
     ("fixed_device", YES, "takes the same GPU on every rank: with several ranks per node, they share it",
      "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))"),
     ("saves_every_rank", YES, "writes this save on every rank: they replace each other's file while it is written",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -31,7 +32,7 @@ class Option(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """words: identifiers and texts of the expression and of all that it came from; unknown: what could not be traced."""
+    """words: identifiers and texts of the expression and of what it came from; unknown: what could not be traced."""
 
     words: set[str]
     calls: set[str]
@@ -107,6 +108,16 @@ class Trace:
         ways = [self.switches(caller, tests, depth + 1) for caller, tests in callers]
         return found or (ways[0] if ways and all(ways) else [])
 
+    def returned(self, names: set[str]) -> list[tuple[Unit, ast.expr]]:
+        """Return what local functions of these names return."""
+        found: list[tuple[Unit, ast.expr]] = []
+        for unit in self.program.reached:
+            if unit.node is not None and f"@{unit.source.module}:{unit.name}" in names:
+                found += [
+                    (unit, r.value) for r in ast.walk(unit.node) if isinstance(r, ast.Return) and r.value is not None
+                ]
+        return found[:4]
+
     def origin(self, unit: Unit, node: ast.expr) -> Origin:
         """Follow an expression to all that it comes from."""
         found = Origin(set(), set(), set(), set())
@@ -114,6 +125,12 @@ class Trace:
         return found
 
     def _follow(self, unit: Unit, node: ast.expr, found: Origin, seen: set[int], depth: int) -> None:
+        bound = {
+            last(name)
+            for each in ast.walk(node)
+            if isinstance(each, ast.comprehension)
+            for name in ast.walk(each.target)
+        }
         for each in ast.walk(node):
             if id(each) in seen or len(seen) > _LIMIT:
                 continue
@@ -123,19 +140,34 @@ class Trace:
                 if each.value in self.options:  # args["resume"], getattr(args, "resume"), cfg.get("resume")
                     found.options.add(each.value)
             elif isinstance(each, ast.Call):
-                found.calls.update(self.program.names.dotted(unit.source.module, each.func))
+                names = self.program.names.dotted(unit.source.module, each.func)
+                found.calls.update(names)
+                seen.add(id(each.func))
                 found.words.add(last(each.func))
+                if depth < _DEPTH:
+                    for of, value in self.returned(names):
+                        self._follow(of, value, found, seen, depth + 2)
             elif isinstance(each, (ast.Name, ast.Attribute)) and (name := last(each)):
                 found.words.add(name)
                 option = isinstance(each, ast.Attribute) and name in self.options
                 if option:
                     found.options.add(name)
-                values = self.sources(unit, each)[:6] if depth < _DEPTH else []
-                resolved = option or values or isinstance(each, ast.Attribute) or COUNTER.search(name)
-                if not resolved and not self.program.names.dotted(unit.source.module, each):
+                values = self.sources(unit, each)[:6] if depth < _DEPTH and not COUNTER.search(name) else []
+                if (option or values) and isinstance(each, ast.Attribute):
+                    seen.update(id(inner) for inner in ast.walk(each))  # of args.resume, not args itself
+                elif not (option or values) and self._is_open(unit, each, bound):
                     found.unknown.add(name)
                 for of, value in values:
                     self._follow(of, value, found, seen, depth + 1)
+
+    def _is_open(self, unit: Unit, node: ast.expr, bound: set[str]) -> bool:
+        """Return whether nothing is known of a name, or of an argument of the command line."""
+        if COUNTER.search(last(node)) or last(node) in bound:
+            return False
+        dotted = self.program.names.dotted(unit.source.module, node)
+        if isinstance(node, ast.Attribute):
+            return any("parse_args" in one or "parse_known_args" in one for one in dotted)
+        return not dotted and not hasattr(builtins, last(node))
 
     def texts(self, unit: Unit, node: ast.expr, depth: int = 0) -> set[str | None]:
         """Return what a path may be: `*` for parts that are numbers or unknown names, None where nothing is known."""
@@ -156,6 +188,8 @@ class Trace:
             return {
                 re.sub(r"%[-\d.]*[sdifgex]", "*", each) if each else None for each in self.texts(unit, node.left, depth)
             }
+        if isinstance(node, (ast.List, ast.Tuple)) and node.elts:
+            return set().union(*(self.texts(unit, each, depth + 1) for each in node.elts[:8]))
         if isinstance(node, ast.IfExp):
             return self.texts(unit, node.body, depth + 1) | self.texts(unit, node.orelse, depth + 1)
         if isinstance(node, ast.Call):

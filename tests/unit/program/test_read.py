@@ -1,0 +1,241 @@
+"""A training script is read, not run: each fact is yes, no or cannot tell, with its line."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from slurmddp.program import source
+from slurmddp.program.facts import QUESTIONS, Answer, Facts
+from slurmddp.program.read import read_program
+from slurmddp.program.sentences import sentences
+
+YES, NO, UNKNOWN = Answer.YES, Answer.NO, Answer.UNKNOWN
+
+PLAIN = """\
+import argparse, os, torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+import helper
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--resume", default="")
+parser.add_argument("--out", default="results")
+args = parser.parse_args()
+
+def main():
+    dist.init_process_group("gloo")
+    torch.manual_seed(1)
+    local = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(local)
+    model = torch.nn.Linear(1, 1).to(local)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    first = 0
+    if args.resume:
+        state = torch.load(args.resume)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first = state["epoch"] + 1
+    model = DDP(model, device_ids=[local])
+    sampler = DistributedSampler(range(10))
+    loader = DataLoader(range(10), sampler=sampler, num_workers=3)
+    for epoch in range(first, 10):
+        sampler.set_epoch(epoch)
+        state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+        helper.save_on_master(state, os.path.join(args.out, f"epoch_{epoch}.pt"))
+
+if __name__ == "__main__":
+    main()
+"""
+HELPER = """\
+import torch, torch.distributed as dist
+def is_main_process():
+    return dist.get_rank() == 0
+def save_on_master(*args, **kwargs):
+    if is_main_process():
+        torch.save(*args, **kwargs)
+def unused():
+    torch.multiprocessing.spawn(print)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return the folder of a plain DDP script and its helper."""
+    (tmp_path / "train.py").write_text(PLAIN)
+    (tmp_path / "helper.py").write_text(HELPER)
+    return tmp_path
+
+
+def read(folder: Path, text: str | bytes, name: str = "train.py") -> Facts:
+    """Read a script of this text."""
+    (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
+    return read_program(str(folder / name))
+
+
+def test_plain_ddp(folder: Path) -> None:
+    facts = read_program(str(folder / "train.py"))
+    wanted = {
+        "process_group", "wraps_model", "local_rank_device", "shards_data", "set_epoch", "saves", "saves_optimizer",
+        "saves_step", "loads", "seeds", "workers",
+    }  # fmt: skip
+    assert {fact.name for fact in facts.facts if fact.answer is YES} == wanted
+    assert {fact.name for fact in facts.facts if fact.answer is UNKNOWN} == set()
+    assert (facts["process_group"].places[0].line, facts["loads"].places[0].line) == (13, 21)
+    assert facts["workers"].detail == "3"
+    assert {each.key: each.value for each in facts.proposals} == {
+        "train.resume_args": ["--resume", "{checkpoint}"],
+        "checkpoint.watch": ["results"],
+    }
+
+
+def test_sentences_of_a_plain_script(folder: Path) -> None:
+    texts = [each.text for each in sentences(read_program(str(folder / "train.py")), 4)]
+    assert len(texts) == 2
+    assert "request to stop" in texts[0] and "only with --resume" in texts[1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fact", "answer"),
+    [
+        ("helper.save_on_master", "torch.save", "saves_every_rank", YES),
+        ("        sampler.set_epoch(epoch)\n", "", "set_epoch", NO),
+        ("sampler=sampler, ", "", "shards_data", YES),
+        ("dist.init_process_group", "print", "process_group", NO),
+        ("DDP(model, device_ids=[local])", "model", "wraps_model", NO),
+        ("local = int(os.environ[\"LOCAL_RANK\"])", "local = 0", "local_rank_device", NO),
+        ("local = int(os.environ[\"LOCAL_RANK\"])", "local = 0", "fixed_device", YES),
+        ("local = int(os.environ[\"LOCAL_RANK\"])", "local = args.gpu", "local_rank_device", UNKNOWN),
+        ('f"epoch_{epoch}.pt"', 'f"{os.getpid()}.pt"', "save_name_changes", YES),
+        ('"optimizer": optimizer.state_dict(), ', "", "saves_optimizer", NO),
+        ("    torch.manual_seed(1)\n", "", "seeds", NO),
+        ("import helper\n", "import helper, strange\nstrange.go()\n", "stops", UNKNOWN),
+        ("import helper\n", "import helper, signal\nsignal.signal(signal.SIGTERM, print)\n", "stops", YES),
+        ("import helper\n", "import helper\nhelper.unused()\n", "starts_ranks", YES),
+        ("import helper\n", "import helper\nos.environ['OMP_NUM_THREADS'] = '1'\n", "sets_omp", YES),
+        ("import helper\n", "import helper\nexec(args.out)\n", "requeues", UNKNOWN),
+        ("import helper\n", "import helper, submitit\nsubmitit.AutoExecutor('x')\n", "requeues", YES),
+        ("import helper\n", "import helper\nopen(os.path.dirname(__file__) + '/x')\n", "data_beside_script", YES),
+        ('args.resume:', 'args.resume and dist.get_rank() == 0:', "loads", YES),
+    ],
+)  # fmt: skip
+def test_one_change(folder: Path, old: str, new: str, fact: str, answer: Answer) -> None:
+    assert old in PLAIN
+    facts = read(folder, PLAIN.replace(old, new))
+    assert facts[fact].answer is answer, facts[fact]
+
+
+def test_frameworks(tmp_path: Path) -> None:
+    accelerate = """
+from accelerate import Accelerator
+def train():
+    accelerator = Accelerator()
+    model, optimizer, loader = accelerator.prepare(net, opt, train_loader)
+    accelerator.save_state("out")
+train()
+"""
+    facts = read(tmp_path, accelerate)
+    for name in (
+        "process_group",
+        "wraps_model",
+        "local_rank_device",
+        "shards_data",
+        "set_epoch",
+        "saves",
+        "saves_random",
+    ):
+        assert facts[name].answer is YES, name
+    assert facts["saves_step"].answer is UNKNOWN
+    lightning = "import lightning as L\ntrainer = L.Trainer(devices='auto')\ntrainer.fit(model, ckpt_path=None)\n"
+    facts = read(tmp_path, lightning)
+    assert (facts["saves"].answer, facts["saves_random"].answer, facts["loads"].answer) == (YES, NO, UNKNOWN)
+    hugging = "from transformers import Trainer\nclass Mine(Trainer):\n    pass\nMine(model).train()\n"
+    facts = read(tmp_path, hugging)
+    assert (facts["wraps_model"].answer, facts["saves_random"].answer) == (YES, YES)
+
+
+def test_hydra_is_not_guessed(tmp_path: Path) -> None:
+    text = """
+import hydra
+from lightning import Trainer
+@hydra.main(config_path="c")
+def main(cfg):
+    trainer: Trainer = hydra.utils.instantiate(cfg.trainer)
+    trainer.fit(hydra.utils.instantiate(cfg.model))
+main()
+"""
+    facts = read(tmp_path, text)
+    assert {fact.answer for fact in facts.facts} == {UNKNOWN}
+
+
+def test_a_package_is_read_by_path(tmp_path: Path) -> None:
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import torch.distributed as dist\ndist.init_process_group()\nraise SystemExit\n"
+    )
+    (package / "train.py").write_text("from . import other\nfrom .other import go\ngo()\n")
+    (package / "other.py").write_text("import torch\ndef go():\n    torch.manual_seed(0)\n")
+    facts = read_program(str(package / "train.py"), [str(tmp_path)], "pkg.train")
+    assert facts["seeds"].places[0].file == "other.py"
+    assert facts.unread == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("print 'x'\n", "Python 2"),
+        ("def (:\n", "line 1"),
+        (b"x = '\xff\xfe'\n", "not Python"),
+        (b"x = 1\0", "null bytes"),
+        ("(" * 5000, "not Python"),
+        ("x = " + "-" * 200_000 + "1", ""),
+        ("x = 1\n" * 200_000, "larger than"),
+    ],
+)
+def test_unreadable(tmp_path: Path, text: str | bytes, why: str) -> None:
+    begin = time.monotonic()
+    facts = read(tmp_path, text)
+    assert time.monotonic() - begin < 20
+    assert {fact.answer for fact in facts.facts} == {UNKNOWN} and len(facts.facts) == len(QUESTIONS)
+    assert why in facts.unread[0].why
+
+
+def test_notebook_and_fifo(tmp_path: Path) -> None:
+    assert "notebook" in read(tmp_path, "{}", "a.ipynb").unread[0].why
+    os.mkfifo(tmp_path / "train.py")
+    assert "not a regular file" in read_program(str(tmp_path / "train.py")).unread[0].why
+
+
+def test_deep_attributes_end(tmp_path: Path) -> None:
+    facts = read(tmp_path, "import torch\nx = a" + ".b" * 900 + "\ny = " + "+".join(["x"] * 900) + "\n")
+    assert len(facts.facts) == len(QUESTIONS)
+
+
+def test_cycles_and_loops(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("import b\nfrom b import y as x\n")
+    (tmp_path / "b.py").write_text("import a\nfrom a import x as y\n")
+    os.symlink("loop.py", tmp_path / "loop.py")
+    os.symlink(tmp_path, tmp_path / "again")
+    text = "import a, loop, again.again.a\nfrom a import x\nx()\nt = u\nu = t\nt()\ndef f():\n    f()\nf()\nloop.go()\n"
+    facts = read(tmp_path, text)
+    assert facts.files == 3
+    assert facts["process_group"].answer is UNKNOWN  # loop cannot be read
+
+
+def test_the_number_of_files_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "FILES", 5)
+    for index in range(20):
+        (tmp_path / f"m{index}.py").write_text(f"import m{index + 1}\n")
+    facts = read(tmp_path, "import m0\n")
+    assert facts.files == 5 and "limit" in facts.unread[0].why
+    assert facts["process_group"].answer is UNKNOWN
+
+
+def test_the_script_does_not_run(folder: Path) -> None:
+    read(folder, "import helper\nopen('made', 'w')\nraise SystemExit(3)\n")
+    assert not (folder / "made").exists() and not list(folder.rglob("__pycache__"))
