@@ -29,8 +29,8 @@ def _names(asked: opt.Asked) -> list[str]:
 
 def fix_script(asked: opt.Asked, output: Path | None, *, force: bool, as_json: bool) -> set[str]:
     """Print or write the corrected script. Return the severities of what is left. Raises UserError."""
-    from slurmddp.check.fix import fix_script as fix
-    from slurmddp.check.script import read
+    from slurmddp.scripts.check.fix import fix_script as fix
+    from slurmddp.scripts.check.script import read
     from slurmddp.cli.terminal import write_exactly
     from slurmddp.launch.new_file import write_new
     from slurmddp.report.check import as_dict, fix_lines
@@ -56,8 +56,8 @@ def fix_script(asked: opt.Asked, output: Path | None, *, force: bool, as_json: b
 
 def check_scripts(asked: opt.Asked, *, as_json: bool) -> set[str]:
     """Print what is wrong with the scripts. Return the severities. Raises UserError."""
-    from slurmddp.check.finding import check_script
-    from slurmddp.check.script import read
+    from slurmddp.scripts.check.finding import check_script
+    from slurmddp.scripts.check.script import read
     from slurmddp.report.check import as_dict, lines
 
     scripts = [read(Path(name)) for name in _names(asked)]

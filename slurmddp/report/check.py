@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from slurmddp.check.finding import Finding
-from slurmddp.check.fix import Fixed
-from slurmddp.check.rule import SEVERITIES
-from slurmddp.check.script import Script
+from slurmddp.scripts.check.finding import Finding
+from slurmddp.scripts.check.fix import Fixed
+from slurmddp.scripts.check.rule import SEVERITIES
+from slurmddp.scripts.check.script import Script
 from slurmddp.styled import labelled, styled
 from slurmddp.visible import one_line
 

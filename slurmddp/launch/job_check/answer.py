@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
-from slurmddp.check.rule import SEVERITIES
+from slurmddp.scripts.check.rule import SEVERITIES
 from slurmddp.errors import UserError
 from slurmddp.launch.facts import plan_facts
 from slurmddp.launch.job_check.cluster import Cluster

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from slurmddp.check.rule import SEVERITIES, Rule, Severity
+from slurmddp.scripts.check.rule import SEVERITIES, Rule, Severity
 from slurmddp.errors import UserError
 from slurmddp.launch.job_check.cluster import Cluster
 from slurmddp.launch.prepare import Prepared

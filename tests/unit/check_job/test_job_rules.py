@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import slurmddp.launch.job_check.rules  # noqa: F401 - registers them
-from slurmddp.check.rule import Rule, Severity
+from slurmddp.scripts.check.rule import Rule, Severity
 from slurmddp.errors import ExternalError
 from slurmddp.launch.job_check.answer import answer
 from slurmddp.launch.job_check.cluster import Cluster, Nodes

@@ -12,7 +12,7 @@ import pytest
 from tests.helpers import ROOT, Desk, Result
 
 Cli = Callable[..., Result]
-FIXTURES = ROOT / "tests/unit/check/fixtures"
+FIXTURES = ROOT / "tests/unit/scripts/fixtures"
 BAD, GOOD = FIXTURES / "bad/launcher-per-task.sbatch", FIXTURES / "good/launcher-per-task.sbatch"
 
 

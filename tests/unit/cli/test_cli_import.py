@@ -12,7 +12,7 @@ import yaml
 from tests.helpers import ROOT, Desk, Result
 
 Cli = Callable[..., Result]
-FIXTURES = ROOT / "tests/unit/check/fixtures"
+FIXTURES = ROOT / "tests/unit/scripts/fixtures"
 
 SCRIPT = """\
 #!/bin/bash

@@ -1,5 +1,0 @@
-"""The rules, by subject. Importing this package registers all of them."""
-
-from slurmddp.check.rules import environment, launchers, ranks, rendezvous, slurm, text
-
-__all__ = ["environment", "launchers", "ranks", "rendezvous", "slurm", "text"]

@@ -1,0 +1,1 @@
+"""Batch scripts that slurmddp did not write: check and correct them, import them."""

@@ -1,0 +1,76 @@
+"""Rules and what they find."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from slurmddp.scripts.check.rule import SEVERITIES, Rule, Severity
+from slurmddp.scripts.check.script import Script
+
+
+class Hit(NamedTuple):
+    """One place that breaks a rule. severity: where it differs from the rule's."""
+
+    line: int
+    message: str
+    severity: Severity | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule that a script breaks, and where."""
+
+    path: str
+    line: int
+    rule: Rule[Script, Hit]
+    severity: Severity
+    message: str
+
+    def as_dict(self) -> dict[str, str | int]:
+        """Return the finding for --json."""
+        return {
+            "file": self.path,
+            "line": self.line,
+            "rule": self.rule.id,
+            "severity": self.severity,
+            "message": self.message,
+            "reason": self.rule.reason,
+            "fix": self.rule.fix,
+            "source": self.rule.source,
+        }
+
+
+RULES: list[Rule[Script, Hit]] = []
+_TEXTS = Path(__file__).with_name("script.rules")
+
+
+@cache
+def _texts() -> dict[str, list[str]]:
+    """Return the four lines of each rule by its id."""
+    blocks = re.split(r"\n\n+", _TEXTS.read_text(encoding="utf-8").strip())
+    return {block.split()[0]: block.splitlines() for block in blocks[1:]}
+
+
+def rule(check: Callable[[Script], Iterator[Hit]]) -> Callable[[Script], Iterator[Hit]]:
+    """Register a function as a rule: it yields a Hit for each place that breaks it. script.rules has its texts."""
+    head, reason, fix, source = _texts()[check.__name__.replace("_", "-")]
+    id, _, severity = head.partition(" ")
+    RULES.append(Rule(id, cast(Severity, severity), reason, source, fix, check))
+    return check
+
+
+def check_script(script: Script) -> list[Finding]:
+    """Return what all rules find in a script, in the order of its lines."""
+    import slurmddp.scripts.check.rules  # noqa: F401 - registers the rules
+
+    found = {
+        (hit.line, each.id): Finding(str(script.path), hit.line, each, hit.severity or each.severity, hit.message)
+        for each in RULES
+        for hit in each.check(script)
+    }
+    return sorted(found.values(), key=lambda each: (each.line, SEVERITIES.index(each.severity), each.rule.id))

@@ -1,0 +1,174 @@
+"""Correct a batch script where a rule knows the one right answer, line by line; every other byte stays.
+
+A fix proposes drafts. One counts only if the rules, asked again, find less: a wrong guess changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from slurmddp.scripts.check.finding import Finding, check_script
+from slurmddp.scripts.check.launches import Step
+from slurmddp.scripts.check.rules.common import services
+from slurmddp.scripts.check.script import Script, parse
+
+MOST = 60  # fixes in one script: after each one, all rules read it again
+MOST_DRAFTS = 300  # drafts that the rules read, also of fixes that did not help
+#: While one of these is left, the rules do not see the whole command, so only the text is corrected.
+_UNREAD = {"syntax", "broken-continuation", "no-program"}
+_TEXT = {
+    "crlf", "invisible-character", "no-shebang", "broken-continuation", "blank-in-assignment", "no-program",
+    "sbatch-option", "sbatch-after-command", "sbatch-disabled", "sbatch-variable", "log-folder", "conda-activate",
+}  # fmt: skip
+
+Fix = Callable[["Draft", Finding], Iterator["Draft"]]
+#: What corrects the findings of a rule, in the order in which it is tried.
+FIXES: dict[str, Fix] = {}
+
+
+def fixes(*rules: str) -> Callable[[Fix], Fix]:
+    """Register a function as the fix of these rules: it yields drafts, the best one first."""
+
+    def register(function: Fix) -> Fix:
+        FIXES.update(dict.fromkeys(rules, function))
+        return function
+
+    return register
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A script on its way. origins: the line of the file that each line was, or was added behind."""
+
+    path: Path
+    lines: tuple[str, ...]
+    origins: tuple[int, ...]
+
+    @cached_property
+    def text(self) -> str:
+        """Return the whole script."""
+        return "\n".join(self.lines)
+
+    @cached_property
+    def script(self) -> Script:
+        """Return the script as the rules read it."""
+        return parse(self.text, self.path)
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        """Return what the rules find."""
+        return check_script(self.script)
+
+    def line(self, at: int) -> str:
+        """Return a line, counted from 1; empty, if there is none."""
+        return self.lines[at - 1] if 0 < at <= len(self.lines) else ""
+
+    def put(self, at: int, text: str) -> Draft:
+        """Replace a line."""
+        return replace(self, lines=(*self.lines[: at - 1], text, *self.lines[at:]))
+
+    def swap(self, at: int, old: str, new: str) -> Draft:
+        """Replace the first `old` of a line; nothing changes if it is not there."""
+        return self.put(at, self.line(at).replace(old, new, 1)) if old in self.line(at) else self
+
+    def insert(self, at: int, *texts: str) -> Draft:
+        """Add lines before a line."""
+        origin = self.origins[min(max(at - 2, 0), len(self.origins) - 1)]
+        return replace(
+            self,
+            lines=(*self.lines[: at - 1], *texts, *self.lines[at - 1 :]),
+            origins=(*self.origins[: at - 1], *[origin] * len(texts), *self.origins[at - 1 :]),
+        )
+
+    def remove(self, at: int) -> Draft:
+        """Remove a line."""
+        lines, origins = self.lines, self.origins
+        return replace(self, lines=(*lines[: at - 1], *lines[at:]), origins=(*origins[: at - 1], *origins[at:]))
+
+    def origin(self, finding: Finding) -> Finding:
+        """Return a finding with its line in the file."""
+        return replace(finding, line=self.origins[min(max(finding.line, 1), len(self.origins)) - 1])
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A corrected script: what was corrected, and what was not, both with the lines of the file."""
+
+    text: str
+    done: list[Finding]
+    left: list[Finding]
+    origins: tuple[int, ...] = ()  # the line of the file that each line was, or was added behind
+    stopped: bool = False  # at a limit, so that more might be corrected
+    doubt: str = ""  # why no launch was corrected, or nothing at all
+
+
+def fix_script(script: Script, only: Collection[str] | None = None) -> Fixed:
+    """Correct what can be corrected; only: by these rules. The script itself stays as it is."""
+    import slurmddp.scripts.check.fixes  # noqa: F401 - registers the fixes
+
+    draft = Draft(script.path, tuple(script.lines), tuple(range(1, len(script.lines) + 1)))
+    done: list[Finding] = []
+    tries, rules = iter(range(MOST_DRAFTS)), FIXES if only is None else only
+    while len(done) < MOST and (step := next(_steps(draft, rules, tries), None)):
+        finding, after = step
+        done.append(draft.origin(finding))
+        draft = after
+    if any(each.rule.id == "syntax" for each in draft.findings):  # what else is in it, nobody can know
+        findings = check_script(script)
+        return Fixed(
+            script.text, [], findings, tuple(range(1, len(script.lines) + 1)), doubt="bash cannot read the script"
+        )
+    left = [draft.origin(each) for each in draft.findings]
+    done.sort(key=lambda each: each.line)
+    left.sort(key=lambda each: each.line)
+    stopped = bool(left) and (len(done) == MOST or next(tries, None) is None)
+    why = doubt(draft) if {each.rule.id for each in left} & (FIXES.keys() - _TEXT) else ""
+    return Fixed(draft.text, done, left, draft.origins, stopped, why)
+
+
+def doubt(draft: Draft) -> str:
+    """Return why nothing but the text is corrected; empty, if everything may be."""
+    found = draft.script.found
+    if any(each.rule.id in _UNREAD and each.severity == "error" for each in draft.findings):
+        return "bash does not read the script as it is meant"
+    if services(draft.script):
+        return "it starts several programs side by side"
+    if any(each.unsure for each in found.launches) or any(each.opaque for each in found.steps):
+        return "what starts a program, or an option of srun, is known only when the job runs"
+    if any(each.resources.unread or _part(draft.script, each) for each in found.steps):
+        return "a step runs on a part of the nodes, or on nodes that are known only when the job runs"
+    if any(each.branch for each in found.launches):
+        return "a launch is in a branch"
+    return ""
+
+
+def _part(script: Script, step: Step) -> bool:
+    launched = any(each.step is step for each in script.found.launches)
+    return launched and "nodelist" in step.options and not step.fan_out and step.resources.nodes != script.job.nodes
+
+
+def _steps(draft: Draft, rules: Collection[str], tries: Iterator[int]) -> Iterator[tuple[Finding, Draft]]:
+    read = not doubt(draft)
+    for id, propose in FIXES.items():
+        for finding in draft.findings:
+            sure = read and (finding.severity == finding.rule.severity or id == "launcher-per-task")
+            if finding.rule.id == id and id in rules and (sure or id in _TEXT):
+                for after in propose(draft, finding):
+                    if after.lines != draft.lines:
+                        if next(tries, None) is None:
+                            return
+                        if _better(draft, after, id):
+                            yield finding, after
+
+
+def _better(before: Draft, after: Draft, id: str) -> bool:
+    """Tell whether a rule finds less, and bash still reads the script. Errors of other rules may come to light."""
+
+    def found(draft: Draft, id: str) -> int:
+        return sum(each.rule.id == id for each in draft.findings)
+
+    return found(after, id) < found(before, id) and all(
+        found(after, each) <= found(before, each) for each in ("syntax", "undefined-variable")
+    )

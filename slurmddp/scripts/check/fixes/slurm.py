@@ -1,0 +1,119 @@
+"""#SBATCH lines and options of srun."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+
+from slurmddp.scripts.check.directives import OPTIONS, REMOVED, full
+from slurmddp.scripts.check.finding import Finding
+from slurmddp.scripts.check.fix import Draft, fixes
+from slurmddp.scripts.check.fixes.places import with_line
+
+#: Patterns of sbatch for what variables would hold.
+_PATTERNS = {"SLURM_JOB_ID": "%j", "SLURM_JOBID": "%j", "SLURM_JOB_NAME": "%x", "SLURM_ARRAY_JOB_ID": "%A",
+             "SLURM_ARRAY_TASK_ID": "%a", "USER": "%u"}  # fmt: skip
+
+
+@fixes("sbatch-after-command")
+def sbatch_after_command(draft: Draft, finding: Finding) -> Iterator[Draft]:
+    late = draft.script.late
+    if set(late) & draft.script.here_lines:
+        return  # another script, which this one writes
+    at = max((each.line for each in draft.script.directives if each.line < late[0]), default=1) + 1
+    moved = [draft.line(line) for line in late]
+    for line in reversed(late):
+        draft = draft.remove(line)
+    yield draft.insert(at, *moved)
+
+
+@fixes("sbatch-option")
+def sbatch_option(draft: Draft, finding: Finding) -> Iterator[Draft]:
+    at, text = finding.line, draft.line(finding.line)
+    yield draft.put(at, re.sub(r"(\s-[NnctpA])=", r"\1 ", text))
+    yield draft.put(at, re.sub(r"(--[\w-]+)(\s+=\s*|=\s+)(?=\S)", r"\1=", text))
+    yield draft.put(at, re.sub(r"(--mem[\w-]*[= ]\d+)\s+([KMGTkmgt][Bb]?\b)", r"\1\2", text))
+    yield draft.put(at, re.sub(r"(--time[= ]|-t ?)(\d+)(?:h|hours?|hrs?)\b", r"\1\2:00:00", text))
+    yield draft.put(at, re.sub(r"(--time[= ]|-t ?)(\d+)(?:d|days?)\b", r"\1\2-00:00:00", text))
+    yield draft.put(at, re.sub(r"(--time[= ]|-t ?)(\d+)(?:m|mins?|minutes?)\b", r"\1\2", text))
+    for old, new in REMOVED.items():
+        yield draft.put(at, re.sub(rf"--{old}(?=[=\s]|$)", f"--{new}", text))
+    if named := re.search(r"--([\w-]+) is not an option of sbatch; did you mean --([\w-]+)\?", finding.message):
+        close = difflib.get_close_matches(named[1], sorted(OPTIONS), 4, 0.85)
+        if {full(each, OPTIONS) for each in close} == {full(named[2], OPTIONS)}:  # nothing else is as near
+            yield draft.swap(at, f"--{named[1]}", f"--{named[2]}")
+
+
+@fixes("sbatch-disabled")
+def sbatch_disabled(draft: Draft, finding: Finding) -> Iterator[Draft]:
+    if finding.message.startswith("not #SBATCH"):  # a misspelling; what is commented out may be meant so
+        yield draft.put(finding.line, re.sub(r"^#\w+", "#SBATCH", draft.line(finding.line)))
+
+
+@fixes("sbatch-variable")
+def sbatch_variable(draft: Draft, finding: Finding) -> Iterator[Draft]:
+    if re.match(r"--(output|error|input)=", finding.message):
+        text = draft.line(finding.line)
+        for name, pattern in _PATTERNS.items():
+            text = re.sub(rf"\$(?:{name}\b|\{{{name}\}})", pattern, text)
+        yield draft.put(finding.line, text)
+
+
+@fixes("ntasks-wins")
+def ntasks_wins(draft: Draft, finding: Finding) -> Iterator[Draft]:
+    text = draft.line(finding.line)
+    rest = re.sub(r"\s+(?:--ntasks[= ]|-n ?)\d+(?!\S)", "", text, count=1)
+    if finding.severity == "error":
+        yield draft.remove(finding.line) if rest.split("#")[1].strip() == "SBATCH" else draft.put(finding.line, rest)
+
+
+@fixes("log-folder")
+def log_folder(draft: Draft, finding: Finding) -> Iterator[Draft]:
+    """Move the job's number from the folder into the name of the file. No script can make the folder in time."""
+    folder = (draft.script.option("output") or "").rpartition("/")[0]
+    if re.search(r"%[jAJ]", folder):
+        for each in draft.script.directives:
+            if each.name in ("output", "error") and each.value.startswith(f"{folder}/"):
+                before, _, numbered = folder.rpartition("/")
+                if not re.search(r"%[jAJ]", before):
+                    name = f"{before}/" * bool(before) + f"{numbered}-{each.value.rpartition('/')[2]}"
+                    draft = draft.swap(each.line, each.value, name)
+        yield draft
+
+
+@fixes("export-without-all")
+def export_without_all(draft: Draft, finding: Finding) -> Iterator[Draft]:
+    for launch in with_line(draft, finding.line):
+        for line in range(finding.line, max([*launch.command.lines, finding.line]) + 1):
+            yield draft.swap(line, "--export=", "--export=ALL,")
+
+
+@fixes("wait-missing")
+def wait_missing(draft: Draft, finding: Finding) -> Iterator[Draft]:
+    end = len(draft.lines)
+    while end > 1 and not draft.line(end).strip():
+        end -= 1
+    at = end if re.match(r"exit\b", draft.line(end)) else end + 1
+    yield draft.insert(at, "wait")
+
+
+@fixes("signal-to-steps")
+def signal_to_steps(draft: Draft, finding: Finding) -> Iterator[Draft]:
+    if any(launch.step and launch.step.background for launch in draft.script.found.launches):  # or the trap is too late
+        line = draft.script.line_of("signal")
+        yield draft.put(line, re.sub(r"(--signal[= ]['\"]?)(R?:?)", r"\1B:", draft.line(line)))
+
+
+@fixes("conda-activate")
+def conda_activate(draft: Draft, finding: Finding) -> Iterator[Draft]:
+    text = draft.line(finding.line)
+    indent = text[: len(text) - len(text.lstrip())]
+    if text.lstrip().startswith("conda activate"):
+        yield draft.insert(finding.line, f'{indent}source "$(conda info --base)/etc/profile.d/conda.sh"')
+
+
+@fixes("loopback-interface")
+def loopback_interface(draft: Draft, finding: Finding) -> Iterator[Draft]:
+    if re.fullmatch(r"\s*(export\s+)?\w+_SOCKET_IFNAME==?['\"]?lo['\"]?\s*(#.*)?", draft.line(finding.line)):
+        yield draft.remove(finding.line)

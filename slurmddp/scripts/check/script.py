@@ -1,0 +1,103 @@
+"""A batch script, read: text, #SBATCH options, commands with their variables, and what it launches."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slurmddp.scripts.check.directives import Directive, Resources, asked, read_directives, slurm_variables
+from slurmddp.scripts.check.launches import Walk, Walker
+from slurmddp.scripts.check.values import Scope
+from slurmddp.errors import UserError
+from slurmddp.shared.files import read_plain
+
+_LARGEST = 256 * 1024  # bytes; real scripts have a tenth of this
+
+
+@dataclass(frozen=True)
+class Script:
+    """One batch script."""
+
+    path: Path
+    text: str
+    lines: list[str]
+    directives: list[Directive]
+    late: list[int]  # #SBATCH lines that sbatch ignores
+    job: Resources
+    found: Walk
+    batch: Scope = field(repr=False)
+
+    def option(self, name: str) -> str | None:
+        """Return the value of a #SBATCH option: the last one counts."""
+        return next((each.value for each in reversed(self.directives) if each.name == name), None)
+
+    @property
+    def is_shell(self) -> bool:
+        """Tell whether bash can read the script: csh, Python and others cannot."""
+        words = self.lines[0].lstrip("\ufeff#! ").split()
+        return (
+            not words
+            or not self.lines[0].startswith("#!")
+            or any(re.search(r"(^|/)(ba|da|k|z)?sh$", each) for each in words)
+        )
+
+    @property
+    def here_lines(self) -> set[int]:
+        """Return the lines of here-documents."""
+        documents = [command.here for command, _, _ in self.found.seen if command.here]
+        return {line for each in documents for line in range(each.line, each.line + each.text.count("\n"))}
+
+    def assigned(self, name: str) -> int:
+        """Return the line of the last assignment of a variable; 1, if there is none."""
+        found = [
+            at
+            for at, text in enumerate(self.lines, 1)
+            if re.search(rf"(^|[\s;'\"]){name}=", text) and text.lstrip()[:1] != "#"
+        ]
+        return found[-1] if found else 1
+
+    def line_of(self, *names: str) -> int:
+        """Return the line of a #SBATCH option; 1, if it is not there."""
+        return next((each.line for each in reversed(self.directives) if each.name in names), 1)
+
+
+def parse(text: str, path: Path = Path("job.sbatch")) -> Script:
+    """Read the text of a script."""
+    lines = text.split("\n")
+    directives, late = read_directives(lines)
+    if late and not directives:  # what they ask for shows what is meant
+        directives, _ = read_directives([lines[0] if lines else "", *_only(lines)])
+    options = {each.name: each.value for each in directives}
+    if re.search(r"^#SBATCH\s+(het|pack)job", text, re.MULTILINE):
+        options = {}  # several jobs in one, each with nodes of its own
+    job = asked(options)
+    batch = Scope(slurm_variables(options))
+    walker = Walker(job)
+    script = Script(path, text, lines, directives, late, job, walker.found, batch)
+    if script.is_shell:
+        walker.run(text.replace("\r\n", "\n"), 1, batch)
+    return script
+
+
+def _only(lines: list[str]) -> list[str]:
+    return [line if line.startswith("#SBATCH") else "" for line in lines[1:]]
+
+
+def read(path: Path, errors: str = "replace") -> Script:
+    """Read a script from a file; errors: what becomes of bytes that are no UTF-8. Raises UserError."""
+    todo = "name a batch script, for example: slurmddp check --script train.sbatch"
+    try:
+        content = read_plain(path, _LARGEST + 1)
+    except OSError as error:
+        why = "this is a directory" if path.is_dir() else f"cannot read the script ({error.strerror})"
+        raise UserError(why, where=str(path), todo=todo) from None
+    if len(content) > _LARGEST:
+        raise UserError(
+            f"this is larger than {_LARGEST >> 10} KiB, too large for a batch script", where=str(path), todo=todo
+        )
+    if b"\0" in content:
+        raise UserError("this is a binary file", where=str(path), todo=todo)
+    if not content.strip():
+        raise UserError("the file is empty", where=str(path), todo=todo)
+    return parse(content.decode("utf-8", errors=errors), path)

@@ -1,0 +1,143 @@
+"""#SBATCH lines as keys of the job file."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from slurmddp.scripts.check.directives import REMOVED, SRUN_ONLY, Directive
+from slurmddp.scripts.imports.imported import Imported
+from slurmddp.spec.types import SBATCH, memory, slurm_time
+
+_SAME = ("account", "partition", "qos", "constraint")
+#: What slurmddp asks for by its own keys; `carry_options` reads them all together.
+_COUNTS = {"ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gpus-per-task", "cpus-per-task", "cpus-per-gpu",
+           "mem-per-cpu", "mem-per-gpu"}  # fmt: skip
+_OWN = {
+    **dict.fromkeys(("output", "error"), "logs are in the run folder: slurmddp logs"),
+    "open-mode": "logs are never overwritten",
+    "input": "no key for the standard input of the ranks",
+    "array": "submit once per task, for example in a loop: slurmddp submit job.yaml --name NAME -- ARGS",
+    "no-kill": "resources.nodes: 2-4 lets a run continue without a lost node",
+    "wait": "slurmddp status shows the state",
+    "wrap": "the job file names the program",
+    "test-only": "slurmddp check asks Slurm",
+}
+#: What slurmddp does in its own way; the ranks do the same.
+_HARMLESS = {"output", "error", "open-mode", "wait"}
+_MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
+
+
+def carry_options(job: Imported) -> None:
+    """Carry over each #SBATCH option, or leave it with a reason."""
+    script = job.script
+    last = {each.name: each for each in script.directives}
+    for each in script.directives:
+        if last[each.name] is each or not each.name:
+            _carry(job, each)
+    asked = script.job
+    if asked.nodes and "nodes" not in last:
+        job.set("resources.nodes", asked.nodes)
+    if asked.gpus_per_node:
+        job.set("resources.gpus_per_node", asked.gpus_per_node)
+    for name in ("gpus-per-node", "gpus", "gres", "gpus-per-task"):
+        if match := re.search(r"(?:^|gpu:)([A-Za-z][\w.-]*)(?::\d+|$)", script.option(name) or ""):
+            if match[1] != "gpu":
+                job.set("resources.gpu_type", match[1])
+    for name in ("gpus", "gpus-per-node", "gpus-per-task", "gres", "nodes", "ntasks"):
+        value = script.option(name)
+        unread = asked.unread if name in ("nodes", "ntasks") else asked.gpus_per_node is None and name != "gres"
+        if value is not None and unread:
+            job.leave(
+                script.line_of(name), f"--{name}={value}", "set resources.nodes, gpus_per_node and ranks_per_node"
+            )
+    cpus = (asked.cpus_per_task or 0) * (asked.tasks_per_node or 0)
+    per_gpu = _number(script.option("cpus-per-gpu")) * (asked.gpus_per_node or 0)
+    if cpus or per_gpu:
+        job.set("resources.cpus_per_node", cpus or per_gpu)
+    _carry_memory(job, cpus or per_gpu)
+
+
+def _carry_memory(job: Imported, cpus: int) -> None:
+    script = job.script
+    for name, times in (("mem", 1), ("mem-per-cpu", cpus), ("mem-per-gpu", script.job.gpus_per_node or 0)):
+        value = script.option(name)
+        match = re.fullmatch(r"(\d+)\s*([KMGT]?)B?", (value or "").upper())
+        if value is None:
+            continue
+        if match is None or not times:
+            job.leave(script.line_of(name), f"--{name}={value}", "set resources.mem_per_node")
+        elif int(match[1]) == 0:
+            job.add("resources.sbatch_extra", "--mem=0")
+        else:
+            job.set("resources.mem_per_node", memory(math.ceil(int(match[1]) * _MIB[match[2]]) * times))
+
+
+def _number(value: str | None) -> int:
+    return int(value) if value and value.isdigit() else 0
+
+
+def _carry(job: Imported, each: Directive) -> None:
+    name, value = each.name, each.value
+    text = f"--{name}" + (f"={value}" if value else "")
+    if name in _COUNTS or name == "mem":
+        return
+    if name in _OWN:
+        job.leave(each.line, text, _OWN[name], lost=name not in _HARMLESS)
+    elif name == "job-name":
+        if clean := re.sub(r"[^A-Za-z0-9._+-]+", "-", value).strip("-._+")[:100]:
+            job.set("name", clean)
+    elif name == "nodes" and re.fullmatch(r"\d{1,5}(-\d{1,5})?", value):
+        job.set("resources.nodes", int(value) if value.isdigit() else value)
+    elif name in _SAME and re.fullmatch(SBATCH, value):
+        job.set(f"resources.{name}", value)
+    elif name == "time" and (seconds := _seconds(value)):
+        job.set("resources.time", slurm_time(seconds))
+    elif name == "exclusive" and value in ("", "exclusive"):
+        job.set("resources.exclusive", True)
+    elif name in ("requeue", "no-requeue"):
+        job.set("recovery.requeue", "auto" if name == "requeue" else "never")
+    elif name == "signal":
+        job.set("timeouts.stop", f"{value.partition('@')[2] or 60}s")
+        why = "imported as timeouts.stop; job.sh sends its own signal (docs/recovery.md)"
+        job.leave(each.line, text, why, lost=False)
+    elif name.startswith("container"):
+        job.leave(each.line, text, "set container.image and container.binds: the whole script runs in this container")
+    elif name == "chdir":
+        job.enter(each.line, text, value)
+    elif name == "gres" and all(part.partition(":")[0] == "gpu" for part in value.split(",")):
+        return
+    elif name == "export":
+        for part in re.split(r",(?=\w+=|ALL\b|NONE\b)", value):
+            variable, equals, given = part.partition("=")
+            if equals:
+                job.keys[("environment", variable)] = given
+            elif part not in ("ALL", "NONE", "NIL"):
+                job.leave(each.line, f"--export={part}", "set its variables in environment")
+        if value != "ALL":
+            job.leave(each.line, text, "the job starts with a clean environment; see environment", lost=False)
+    else:
+        _carry_unknown(job, each, text)
+
+
+def _carry_unknown(job: Imported, each: Directive, text: str) -> None:
+    """Options that slurmddp has no key for go to sbatch as they are, if sbatch would read them."""
+    if not each.name:
+        job.leave(each.line, each.value, "not an option of sbatch")
+    elif each.name in SRUN_ONLY | REMOVED.keys() | {"gres", "nodes", "time", *_SAME}:
+        job.leave(each.line, text, "not an option of sbatch, or not a value that it accepts")
+    elif re.fullmatch(SBATCH, each.value or "x") and re.fullmatch(r"[A-Za-z][A-Za-z0-9-]+", each.name):
+        job.add("resources.sbatch_extra", text)
+    else:
+        job.leave(each.line, text, "slurmddp accepts no blanks, quotes or variables there")
+
+
+def _seconds(value: str) -> int:
+    """Seconds of a time as sbatch reads it: 30, 30:00, 2:00:00, 1-12, 1-12:30, 1-12:30:00; 0 if it is none."""
+    match = re.fullmatch(r"(?:(\d{1,6})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?", value)
+    if not match:
+        return 0
+    days, first, second, third = (int(part or 0) for part in match.groups())
+    if match[1]:
+        return days * 86400 + first * 3600 + second * 60 + third
+    return first * 3600 + second * 60 + third if match[4] else first * 60 + second
