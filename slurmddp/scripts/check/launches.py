@@ -10,17 +10,8 @@ from itertools import takewhile
 from slurmddp.scripts.check.directives import OPTIONS, SHORT, SRUN_ONLY, Resources, count, full, parse_options, unread
 from slurmddp.scripts.check.shell import Command, commands
 from slurmddp.scripts.check.values import UNKNOWN, Scope, array_items, expand, expand_words, likely, symbol, symbols
+from slurmddp.scripts.sandbox.flags import SRUN_FLAGS
 
-SRUN_FLAGS = {
-    "label", "unbuffered", "verbose", "overlap", "exact", "exclusive", "pty", "quiet", "oversubscribe", "hold",
-    "overcommit", "contiguous", "no-kill", "multi-prog", "preserve-env", "disable-status", "no-allocate", "test-only",
-    "kill-on-bad-exit", "propagate",
-    "spread-job", "use-min-nodes", "reboot", "container-writable", "no-container-writable", "container-readonly",
-    "container-remap-root", "no-container-remap-root", "container-mount-home", "no-container-mount-home",
-    "no-container-entrypoint", "whole", "async", "bcast", "compress", "consolidate-segments", "external-launcher",
-    "help", "immediate", "nice", "oom-kill-step", "parsable", "quit-on-interrupt", "resv-ports", "send-libs",
-    "spread-segments", "stepmgr", "usage", "version", "wait-for-children", "x11",
-}  # fmt: skip
 SRUN_SHORT = SHORT | {
     "E": "preserve-env", "I": "immediate", "K": "kill-on-bad-exit", "l": "label", "r": "relative", "T": "threads",
     "u": "unbuffered", "X": "disable-status", "Z": "no-allocate", "V": "version", "h": "help",

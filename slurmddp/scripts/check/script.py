@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slurmddp.errors import UserError
 from slurmddp.scripts.check.directives import Directive, Resources, asked, read_directives, slurm_variables
 from slurmddp.scripts.check.launches import Walk, Walker
 from slurmddp.scripts.check.values import Scope
-from slurmddp.errors import UserError
 from slurmddp.shared.files import read_plain
 
 _LARGEST = 256 * 1024  # bytes; real scripts have a tenth of this

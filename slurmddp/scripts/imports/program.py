@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
+from slurmddp.errors import UserError
 from slurmddp.scripts.check.launches import Launch, Step, base
 from slurmddp.scripts.check.rules.common import nodes_option, services
 from slurmddp.scripts.check.rules.launchers import ranks_per_launcher
 from slurmddp.scripts.check.rules.text import SECRET
 from slurmddp.scripts.check.shell import Command
 from slurmddp.scripts.check.values import Scope, expand_words, number, symbol_name
-from slurmddp.errors import UserError
 from slurmddp.scripts.imports.commands import add_setup, only_prints
 from slurmddp.scripts.imports.imported import Imported
 from slurmddp.spec.sensitive import is_secret_name

@@ -7,17 +7,17 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slurmddp.scripts.check.fix import fix_script
-from slurmddp.scripts.check.script import parse, read
 from slurmddp.errors import UserError
-from slurmddp.scripts.imports.commands import carry_commands
-from slurmddp.scripts.imports.imported import Imported
-from slurmddp.scripts.imports.options import carry_options
-from slurmddp.scripts.imports.program import carry_program, launch_commands, main_launch, refuse_others
 from slurmddp.launch.init import Made, address, choose_site
 from slurmddp.launch.named_file import JOB_SUFFIXES
 from slurmddp.launch.prepare import Request, job_name, prepare
 from slurmddp.launch.schemas import schema_file
+from slurmddp.scripts.check.fix import fix_script
+from slurmddp.scripts.check.script import parse, read
+from slurmddp.scripts.imports.commands import carry_commands
+from slurmddp.scripts.imports.imported import Imported
+from slurmddp.scripts.imports.options import carry_options
+from slurmddp.scripts.imports.program import carry_program, launch_commands, main_launch, refuse_others
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.spec.job import Resources
 from slurmddp.visible import one_line

@@ -1,0 +1,373 @@
+"""What a batch script would start: bash evaluates it in the sandbox, as the first node of several imagined jobs would.
+
+What is the same in all of these jobs is known; what differs is known only when the job runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+_HERE = Path(__file__).parent
+SUBMIT = "/.submit"
+HOME = "/.home"
+_OUTSIDE = 25  # seconds for all runs, and a little more than they may take
+_SECONDS = 4
+#: Filters that are real: they read, and print.
+_REAL = [
+    "awk",
+    "basename",
+    "bash",
+    "cat",
+    "comm",
+    "cut",
+    "dirname",
+    "env",
+    "expr",
+    "egrep",
+    "fgrep",
+    "fold",
+    "gawk",
+    "grep",
+    "head",
+    "join",
+    "ln",
+    "ls",
+    "mawk",
+    "mkdir",
+    "mktemp",
+    "mv",
+    "nl",
+    "paste",
+    "printenv",
+    "printf",
+    "pwd",
+    "readlink",
+    "realpath",
+    "rev",
+    "rm",
+    "sed",
+    "seq",
+    "sh",
+    "sha1sum",
+    "sha256sum",
+    "md5sum",
+    "shuf",
+    "sort",
+    "split",
+    "stat",
+    "tac",
+    "tail",
+    "tee",
+    "touch",
+    "tr",
+    "uniq",
+    "wc",
+    "xargs",
+    "cp",
+    "chmod",
+    "cksum",
+    "factor",
+    "cmp",
+    "diff",
+    "find",
+]
+#: Programs that `exec`, `env` or `xargs` may start, where bash's own handler is not asked.
+_STUBS = [
+    "srun",
+    "sbatch",
+    "scancel",
+    "scontrol",
+    "squeue",
+    "sinfo",
+    "sacct",
+    "hostname",
+    "nvidia-smi",
+    "rocm-smi",
+    "module",
+    "ml",
+    "python",
+    "python3",
+    "torchrun",
+    "accelerate",
+    "deepspeed",
+    "mpirun",
+    "mpiexec",
+    "orterun",
+    "prun",
+    "horovodrun",
+    "ray",
+    "composer",
+    "apptainer",
+    "singularity",
+    "docker",
+    "podman",
+    "enroot",
+    "shifter",
+    "conda",
+    "mamba",
+    "micromamba",
+    "uv",
+    "poetry",
+    "pixi",
+    "timeout",
+    "nohup",
+    "nice",
+    "ionice",
+    "numactl",
+    "taskset",
+    "stdbuf",
+    "setsid",
+    "time",
+    "nsys",
+    "ncu",
+    "strace",
+    "ssh",
+    "pdsh",
+    "scp",
+    "rsync",
+    "curl",
+    "wget",
+    "git",
+    "pip",
+    "pip3",
+    "sleep",
+    "date",
+    "whoami",
+    "id",
+    "nproc",
+    "uname",
+    "ip",
+    "ifconfig",
+    "ss",
+    "netstat",
+    "lsof",
+    "fuser",
+    "kill",
+    "pkill",
+    "df",
+    "du",
+    "free",
+    "tar",
+    "unzip",
+    "dd",
+    "mount",
+    "umount",
+    "unshare",
+    "nsenter",
+    "su",
+    "sudo",
+    "sync",
+    "getent",
+    "accelerate-launch",
+    "wandb",
+    "huggingface-cli",
+    "jq",
+    "bc",
+    "nc",
+]
+_VALUES = "-B|--bind|--mount|--pwd|-W|--env|-H|--home|-o|--overlay|--workdir|-S|--scratch|--env-file|--app|--security"
+_OWN = re.compile(r"SANDBOX_\w+|BASH_ENV|_|SHLVL|OLDPWD|PWD|BASH_FUNC_.*")
+_SLASH = re.compile(r"line \d+: (\S.*?): (?:No such file or directory|Permission denied|Is a directory)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Started:
+    """One program that the script starts. order: when; line: of the script; step: the srun around it, by its order.
+    added: the environment beyond what the job has, None for a variable that it removes."""
+
+    order: int
+    words: tuple[str, ...]
+    folder: str
+    line: int
+    streams: tuple[str, str, str]
+    added: Mapping[str, str]
+    environment: Mapping[str, str] = field(repr=False)
+    step: int = 0
+    procid: int | None = None
+    nodeid: int | None = None
+    contained: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return the program's name without its folder."""
+        return self.words[0].rpartition("/")[2] if self.words else ""
+
+
+@dataclass(frozen=True)
+class Job:
+    """An imagined job, whose first node evaluates the script."""
+
+    id: int
+    hosts: tuple[str, ...]
+    nodelist: str
+    tasks_per_node: int
+    gpus: int
+    files: bool
+    now: int
+    unknown: int
+    variables: Mapping[str, str] = field(default_factory=dict)
+    slurm: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What one imagined job started, in order. ended: the script ended by itself, within its limits."""
+
+    job: Job
+    started: tuple[Started, ...]
+    ended: bool
+    errors: str = ""
+
+
+class Unavailable(Exception):
+    """No sandbox can be made here: the text rules alone are asked."""
+
+
+def evaluate(
+    text: str, jobs: Iterable[Job], name: str = "job.sbatch", files: Mapping[str, str] | None = None
+) -> list[Evaluated]:
+    """Return what the script starts in each of the jobs. files: those beside it that it reads, by their relative path.
+    Raises Unavailable."""
+    jobs = list(jobs)
+    if not available():
+        raise Unavailable
+    missing: dict[str, str] = {}
+    found: list[Evaluated] = []
+    for _ in range(4):
+        found = list(map(_read, jobs, _run([_spec(text, job, name, {**(files or {}), **missing}) for job in jobs])))
+        asked = {path for each in found for path in _SLASH.findall(each.errors) if _harmless(path)}
+        new = _next(asked, missing)
+        if not new:
+            break
+        missing |= new
+    return found
+
+
+def _harmless(path: str) -> bool:
+    return not path.startswith(("/dev", "/proc", "/sys", "/.sandbox", "/usr", "/lib", "/bin")) and "\0" not in path
+
+
+def _next(asked: set[str], known: Mapping[str, str]) -> dict[str, str]:
+    """Return what to put in the place of paths that were not there: a folder for them first, then a program."""
+    new: dict[str, str] = {}
+    for path in sorted(asked)[:40]:
+        whole = os.path.normpath(path if path.startswith("/") else f"{SUBMIT}/{path}")
+        folder = f"{os.path.dirname(whole)}/.keep"
+        if folder not in known and os.path.dirname(whole) not in ("/", SUBMIT):
+            new[folder] = ""
+        elif whole not in known:
+            new[whole] = stub()
+    return new
+
+
+@lru_cache(maxsize=1)
+def available() -> bool:
+    """Tell whether this machine lets us make a sandbox."""
+    if not sys.platform.startswith("linux") or os.environ.get("SLURMDDP_NO_SANDBOX"):
+        return False
+    try:
+        found = _run([_spec("#!/bin/bash\nsrun true\n", _PROBE, "probe", {})])
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return False
+    return "error" not in found[0] and any(each.name == "srun" for each in _read(_PROBE, found[0]).started)
+
+
+_PROBE = Job(1, ("n1",), "n1", 1, 1, True, 1, 1)
+
+
+def _run(specs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Let the jail run them. What it says is data of others: it is parsed, never trusted."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(_HERE / "jail.py")],
+        input=json.dumps(specs), capture_output=True, text=True, timeout=_OUTSIDE * max(1, len(specs)), env={}, cwd="/", check=False,
+    )  # fmt: skip
+    answers = json.loads(done.stdout or "[]")
+    return answers if len(answers) == len(specs) else [{"error": done.stderr[-300:]}] * len(specs)
+
+
+@lru_cache(maxsize=1)
+def stub() -> str:
+    """Return the text of the program that stands for all others."""
+    from slurmddp.scripts.sandbox.flags import SRUN_FLAGS
+
+    text = (_HERE / "stub.sh").read_text(encoding="utf-8")
+    return text.replace("@FLAGS@", f" {' '.join(sorted(SRUN_FLAGS))} ").replace("@CONTAINER@", _VALUES)
+
+
+@lru_cache(maxsize=1)
+def _binds() -> list[tuple[str, str]]:
+    found = [
+        (os.path.realpath(path), f"/usr/bin/{name}")
+        for name in _REAL
+        if (path := shutil.which(name, path="/usr/bin:/bin"))
+    ]
+    date = shutil.which("date", path="/usr/bin:/bin")
+    return [*found, (os.path.realpath(date), "/.sandbox/real/date")] if date else found
+
+
+def _spec(text: str, job: Job, name: str, files: Mapping[str, str]) -> dict[str, Any]:
+    name = re.sub(r"[^\w.-]", "_", Path(name).name) or "job"
+    spool = f"/var/spool/slurmd/job{job.id}/slurm_script"
+    words = {match for match in re.findall(r"\bexec\s+([A-Za-z][\w.+-]*)", text) if match not in _REAL}
+    beside = {path if path.startswith("/") else f"{SUBMIT}/{path}": content for path, content in files.items()}
+    nodes = len(job.hosts)
+    environment = {
+        "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "USER": "sandboxuser", "LOGNAME": "sandboxuser", "SHELL": "/bin/bash",
+        "LANG": "C", "TMPDIR": "/tmp", "HOSTNAME": job.hosts[0], "SLURMD_NODENAME": job.hosts[0],
+        "SLURM_JOB_ID": str(job.id), "SLURM_JOBID": str(job.id), "SLURM_JOB_NAME": "job", "SLURM_SUBMIT_DIR": SUBMIT,
+        "SLURM_SUBMIT_HOST": "login1", "SLURM_JOB_NODELIST": job.nodelist, "SLURM_NODELIST": job.nodelist,
+        "SLURM_JOB_NUM_NODES": str(nodes), "SLURM_NNODES": str(nodes), "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
+        "SLURM_NODEID": "0", "SLURM_TASKS_PER_NODE": f"{job.tasks_per_node}" + (f"(x{nodes})" if nodes > 1 else ""),
+        "SLURM_JOB_PARTITION": "part", "SLURM_JOB_ACCOUNT": "acct", "SLURM_CLUSTER_NAME": "cluster", "SLURM_GPUS_ON_NODE": str(job.gpus),
+        "SLURM_CPUS_ON_NODE": "64", "SLURM_JOB_CPUS_PER_NODE": f"64(x{nodes})", "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(job.gpus))),
+        **job.slurm, **job.variables,
+        "BASH_ENV": "/.sandbox/prelude", "SANDBOX_HOSTS": " ".join(job.hosts), "SANDBOX_TPN": str(job.tasks_per_node),
+        "SANDBOX_GPUS": str(job.gpus), "SANDBOX_FILES": str(int(job.files)), "SANDBOX_NOW": str(job.now),
+        "SANDBOX_UNKNOWN": str(job.unknown), "SANDBOX_SCRIPT": name,
+    }  # fmt: skip
+    return {
+        "files": {
+            "/.sandbox/stub": stub(), "/.sandbox/prelude": (_HERE / "prelude.sh").read_text(encoding="utf-8"),
+            spool: text, f"{SUBMIT}/{name}": text, f"{HOME}/.keep": "", "/.conda/.keep": "", **beside,
+        },
+        "binds": _binds(),
+        "links": {f"/usr/bin/{each}": "/.sandbox/stub" for each in {*_STUBS, *words} - set(_REAL)},
+        "env": environment, "argv": ["/bin/bash", spool], "folder": SUBMIT, "host": job.hosts[0], "seconds": _SECONDS,
+    }  # fmt: skip
+
+
+def _read(job: Job, answer: Mapping[str, Any]) -> Evaluated:
+    if "error" in answer:
+        return Evaluated(job, (), False, str(answer["error"]))
+    records = {str(name): str(text) for name, text in dict(answer["records"]).items()}
+    errors = records.pop("stderr", "")
+    started = sorted(_started(job, records), key=lambda each: each.order)
+    return Evaluated(job, tuple(started), bool(answer["ended"]), errors)
+
+
+def _started(job: Job, records: Mapping[str, str]) -> Iterator[Started]:
+    given = _spec("", job, "job", {})["env"]
+    for name, text in records.items():
+        parts = text.split("\0")
+        if not name.isdigit() or not parts[0].isdigit() or len(parts) < int(parts[0]) + 5:
+            continue
+        count = int(parts[0])
+        words, rest = parts[1 : count + 1], parts[count + 1 :]
+        pairs = dict(each.partition("=")[::2] for each in rest[4:] if "=" in each)
+        step, procid, nodeid = (pairs.get("SANDBOX_TASK") or "::").split(":")[:3]
+        shown = {key: value for key, value in pairs.items() if not _OWN.fullmatch(key)}
+        yield Started(
+            int(name), tuple(words), rest[0], int(pairs.get("SANDBOX_LINE") or 0), (rest[1], rest[2], rest[3]),
+            {key: value for key, value in shown.items() if given.get(key) != value}, shown,
+            int(step or 0), int(procid) if procid.isdigit() else None, int(nodeid) if nodeid.isdigit() else None,
+            "SANDBOX_CONTAINER" in pairs,
+        )  # fmt: skip

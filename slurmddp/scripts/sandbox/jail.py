@@ -1,0 +1,233 @@
+"""Run one command in namespaces of its own: no network, no outside process, no file of the user, limits on everything.
+
+A program of its own, started as `python -I -S jail.py` with a JSON list of runs on stdin; it writes what each recorded
+as JSON. Each run is {files, binds, links, env, argv, host, seconds}. It needs no helper but Linux namespaces.
+
+The caller is replaced by an ordinary user first (nobody, if root starts it), so that nothing of root is within reach.
+The root of the file system is a small tmpfs: bash, its libraries and the filters are mounted into it, read-only."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import stat
+import sys
+import time
+from typing import Any, NoReturn
+
+RECORDS = "/.sandbox/records"
+_NOBODY = 65534
+_INSIDE = 1000  # the user's number in the sandbox: not root, so exec drops all capabilities
+_NEWNS, _NEWUSER = 0x20000, 0x10000000
+_SPACES = _NEWNS | 0x20000000 | 0x8000000 | 0x4000000 | 0x40000000  # mount, pid, ipc, uts, net
+_RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+_LIMITS = {
+    resource.RLIMIT_CORE: 0,
+    resource.RLIMIT_NPROC: 96,
+    resource.RLIMIT_NOFILE: 128,
+    resource.RLIMIT_DATA: 64 << 20,
+    resource.RLIMIT_AS: 512 << 20,
+    resource.RLIMIT_FSIZE: 2 << 20,
+    resource.RLIMIT_MEMLOCK: 0,
+    resource.RLIMIT_MSGQUEUE: 0,
+}
+_MOST = 6 << 20  # bytes of records
+_LIBRARIES = ("lib", "lib64", "lib32", "usr/lib", "usr/lib64", "usr/lib32")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _call(name: str, *arguments: Any) -> None:
+    if getattr(_libc, name)(*arguments) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{name}: {os.strerror(error)}")
+
+
+def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
+    _call("mount", source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode() or None)
+
+
+def _read_only(source: str, target: str, *, device: bool = False) -> None:
+    """Mount a file or folder of the host, read-only; the flags that it has already cannot be taken away."""
+    _mount(source, target, "", _BIND)
+    kept = os.statvfs(target).f_flag & (_RDONLY | _NOSUID | _NODEV | _NOEXEC | 1024 | 2048 | 4096)
+    flags = {1024: 1024, 2048: 2048, 4096: 1 << 21}  # noatime, nodiratime, relatime: other numbers than mount's
+    times = sum(flags[bit] for bit in flags if kept & bit)
+    mine = _NOSUID | (0 if device else _NODEV)
+    _mount("", target, "", _BIND | _REMOUNT | _RDONLY | (kept & 15) | times | mine)
+
+
+def _user() -> None:
+    """Become an ordinary user in a user namespace of its own."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+        _libc.prctl(4, 1, 0, 0, 0)  # dumpable again, to write its own map
+    uid, gid = os.getuid(), os.getgid()
+    _call("unshare", _NEWUSER)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{_INSIDE} {uid} 1"), ("gid_map", f"{_INSIDE} {gid} 1")):
+        number = os.open(f"/proc/self/{name}", os.O_WRONLY)
+        os.write(number, text.encode())
+        os.close(number)
+
+
+def _put(path: str, text: str) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(text)
+    os.chmod(path, 0o755)
+
+
+def _root(run: dict[str, Any]) -> None:
+    """Build the file system and enter it."""
+    _mount("none", "/", "", _REC | _PRIVATE)
+    root = "/tmp"
+    _mount("tmpfs", root, "tmpfs", _NOSUID | _NODEV, "size=16m,nr_inodes=4096,mode=755")
+    for name in ("usr/bin", "dev", "proc", "tmp", "etc", RECORDS[1:], ".old"):
+        os.makedirs(f"{root}/{name}")
+    for name in ("bin", "sbin", "usr/sbin", "usr/local"):
+        os.makedirs(os.path.dirname(f"{root}/{name}"), exist_ok=True)
+        os.symlink("/usr/bin", f"{root}/{name}") if name != "usr/local" else os.makedirs(f"{root}/{name}/bin")
+    for name in _LIBRARIES:
+        if os.path.islink(f"/{name}"):
+            os.symlink(os.readlink(f"/{name}"), f"{root}/{name}")
+        elif os.path.isdir(f"/{name}"):
+            os.makedirs(f"{root}/{name}", exist_ok=True)
+            _read_only(f"/{name}", f"{root}/{name}")
+    for name in ("null", "zero", "urandom"):
+        _put(f"{root}/dev/{name}", "")
+        _read_only(f"/dev/{name}", f"{root}/dev/{name}", device=True)
+    for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
+        os.symlink(f"/proc/self/fd{target}", f"{root}/dev/{name}")
+    for source, target in run["binds"]:
+        _put(root + target, "")
+        _read_only(source, root + target)
+    for path, text in run["files"].items():
+        _put(root + path, text)
+    for path, target in run["links"].items():
+        os.makedirs(os.path.dirname(root + path), exist_ok=True)
+        if not os.path.lexists(root + path):
+            os.symlink(target, root + path)
+    _mount("proc", f"{root}/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
+    _call("pivot_root", root.encode(), f"{root}/.old".encode())
+    os.chdir("/")
+    _call("umount2", b"/.old", 2)
+    os.rmdir("/.old")
+
+
+def _start(run: dict[str, Any]) -> NoReturn:
+    """Become the command, without capabilities and with limits."""
+    os.setsid()
+    nothing = os.open("/dev/null", os.O_RDWR)
+    errors = os.open("/.sandbox/stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for number, source in ((0, nothing), (1, nothing), (2, errors)):
+        os.dup2(source, number)
+    os.closerange(3, 256)
+    seconds = int(run["seconds"])
+    for name, value in {**_LIMITS, resource.RLIMIT_CPU: seconds}.items():
+        most = resource.getrlimit(name)[1]
+        value = value if most == resource.RLIM_INFINITY else min(value, most)
+        resource.setrlimit(name, (value, value))
+    for capability in range(64):
+        _libc.prctl(24, capability, 0, 0, 0)  # the bounding set
+    _call("prctl", 38, 1, 0, 0, 0)  # no new privileges
+    os.chdir(run["folder"])
+    os.execve(run["argv"][0], run["argv"], run["env"])
+
+
+def _records() -> dict[str, str]:
+    """Return the files that were recorded. A link or a pipe in their place is no record."""
+    found: dict[str, str] = {}
+    left = _MOST
+    for name in [*(f"{RECORDS}/{each}" for each in os.listdir(RECORDS)), "/.sandbox/stderr"]:
+        try:
+            number = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            continue
+        try:
+            if stat.S_ISREG(os.fstat(number).st_mode) and left > 0:
+                data = os.read(number, min(left, 1 << 20))
+                left -= len(data)
+                found[os.path.basename(name)] = data.decode("utf-8", errors="surrogateescape")
+        finally:
+            os.close(number)
+    return found
+
+
+def _init(run: dict[str, Any], out: int) -> NoReturn:
+    """Process 1 of the sandbox: it ends everything at the time limit, and hands out the records."""
+    _libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # ends with the process outside, and with it all others
+    _libc.sethostname(run["host"].encode(), len(run["host"]))
+    _root(run)
+    _libc.prctl(4, 0, 0, 0, 0)  # nobody reads its memory or traces it
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    child = os.fork()
+    if child == 0:
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+                signal.signal(number, signal.SIG_DFL)
+            _start(run)
+        finally:
+            os._exit(126)
+    end, code, children = time.monotonic() + run["seconds"], None, True
+    while children and time.monotonic() < end:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            children = False
+            continue
+        if pid == child:
+            code, end = os.waitstatus_to_exitcode(status), min(end, time.monotonic() + 1)
+        elif pid == 0:
+            time.sleep(0.002)
+    try:
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    answer = json.dumps({"code": code, "ended": code is not None, "records": _records()}).encode("utf-8")
+    while answer:
+        answer = answer[os.write(out, answer) :]
+    os._exit(0)
+
+
+def _one(run: dict[str, Any]) -> dict[str, Any]:
+    """Return what one run recorded."""
+    reading, writing = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        try:
+            os.close(reading)
+            _libc.prctl(1, signal.SIGKILL, 0, 0, 0)
+            _call("unshare", _SPACES)
+            first = os.fork()
+            if first == 0:
+                _init(run, writing)
+            os.waitpid(first, 0)
+        except OSError as error:
+            os.write(writing, json.dumps({"error": str(error)}).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        text = file.read()
+    os.waitpid(middle, 0)
+    return dict(json.loads(text)) if text else {"error": "the sandbox died"}
+
+
+def main() -> None:
+    """Read the runs, and write what each recorded."""
+    runs = json.load(sys.stdin)
+    try:
+        _user()
+        answers = [_one(run) for run in runs]
+    except OSError as error:
+        answers = [{"error": str(error)}]
+    json.dump(answers, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

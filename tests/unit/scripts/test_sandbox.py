@@ -1,0 +1,196 @@
+"""What a hostile script can do in the sandbox: nothing. Each attack is made, and its effect is looked for outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurmddp.scripts.sandbox import evaluate as sandbox
+from slurmddp.scripts.sandbox.evaluate import Job, available, evaluate
+
+needs_namespaces = pytest.mark.skipif(not available(), reason="this machine gives no user namespaces")
+JOB = Job(4242001, ("a1", "a2"), "a[1-2]", 1, 4, True, 1700000000, 23456)
+SECRET = "hunter2-of-the-caller"
+
+ATTACKS = {
+    "write": 'echo x >"@DIR/hit"',
+    "append": 'echo x >>"@DIR/kept"',
+    "truncate": ': >"@DIR/kept"',
+    "remove": 'rm -rf "@DIR" 2>/dev/null; rmdir "@DIR"',
+    "move": 'mv "@DIR/kept" "@DIR/hit"',
+    "copy over": 'cp /dev/null "@DIR/kept"',
+    "tee": 'echo x | tee "@DIR/kept" "@DIR/hit"',
+    "sed in place": 'sed -i s/./x/ "@DIR/kept"',
+    "sed w": 'echo x | sed -n "w @DIR/hit"',
+    "awk file": "awk 'BEGIN { print 1 >\"@DIR/hit\" }'",
+    "awk system": "awk 'BEGIN { system(\"echo x >@DIR/hit\") }'",
+    "sort -o": 'echo x | sort -o "@DIR/kept"',
+    "find -delete": 'find "@DIR" -delete',
+    "xargs": 'echo "@DIR/hit" | xargs touch',
+    "eval": "eval 'echo x' '>' '@DIR/hit'",
+    "no traps": 'builtin trap - DEBUG; set +T; echo x >"@DIR/hit"',
+    "no functions": 'unset -f cd source command_not_found_handle; cd "@DIR" && echo x >hit',
+    "builtins off": 'enable -n trap cd [ test; /usr/bin/touch "@DIR/hit"',
+    "path": 'PATH=/bin:/usr/bin:/sbin:/usr/local/bin; hash -r; touch "@DIR/hit"',
+    "command -p": 'command -p touch "@DIR/hit"; command -p rm -rf "@DIR"',
+    "env -i": 'env -i PATH=/usr/bin:/bin bash -c \'echo x >"@DIR/hit"\'',
+    "bash -p": "/bin/bash -p -c 'echo x >@DIR/hit'",
+    "loader": "/lib64/ld-linux-x86-64.so.2 /usr/bin/touch @DIR/hit",
+    "subshell in the background": '( ( sleep 0; echo x >"@DIR/hit" ) & )',
+    "exit trap": 'trap \'echo x >"@DIR/hit"\' EXIT TERM HUP',
+    "coproc": 'coproc { echo x >"@DIR/hit"; }; wait',
+    "substitution": 'cat <(echo x >"@DIR/hit") > >(tee "@DIR/hit")',
+    "here-document": 'bash <<EOF\necho x >"@DIR/hit"\nEOF',
+    "loadable": "enable -f /usr/lib/bash/mkdir mkdir && mkdir @DIR/hit",
+    "own kill": "kill -9 @PID; kill -9 -1; builtin kill -9 @PID",
+    "kill by group": "for p in $(seq 1 400) @PID; do kill -9 -$p $p; done 2>/dev/null",
+    "proc kill": "echo 1 >/proc/@PID/oom_score_adj; cat /proc/@PID/environ; ls /proc",
+    "proc root": 'for p in /proc/[0-9]*; do echo x >"$p/root@DIR/hit"; echo x >"$p/cwd/@DIR/hit"; done',
+    "proc memory": "echo x >/proc/1/mem; cat /proc/1/maps; cat /proc/1/environ /proc/1/fd/*",
+    "sysctl": "echo x >/proc/sys/kernel/hostname; echo b >/proc/sysrq-trigger",
+    "tcp": "exec 5<>/dev/tcp/127.0.0.1/@PORT && echo x >&5",
+    "udp": "echo x >/dev/udp/127.0.0.1/@PORT",
+    "gawk network": 'gawk \'BEGIN { s = "/inet/tcp/0/127.0.0.1/@PORT"; print "x" |& s; close(s) }\'',
+    "curl": "curl http://127.0.0.1:@PORT/; wget http://127.0.0.1:@PORT/; nc 127.0.0.1 @PORT",
+    "read a file": 'export A="$(<"@DIR/secret")"; srun python "$A" "$(cat @DIR/secret)"',
+    "read by link": "ln -s @DIR/secret /tmp/l; srun python $(cat /tmp/l); ln -s / /tmp/r; srun python $(cat /tmp/r@DIR/secret)",
+    "record by link": "ln -s @DIR/secret /.sandbox/records/9999; ln -sf @DIR/kept /.sandbox/stderr; echo x >&2",
+    "caller's environment": 'srun python "$CALLER_SECRET" "$(env)"; export A="$CALLER_SECRET"',
+    "descriptors": "for i in $(seq 3 250); do cat <&$i; echo x >&$i; done 2>/dev/null",
+    "history": "set -o history; HISTFILE=@DIR/hit; echo x; history -a",
+    "mount": "mount -t tmpfs none @DIR; umount -a; mount -o remount,rw /usr/lib; echo x >/usr/lib/slurmddp-hit",
+    "namespaces": "unshare -Ur sh -c 'echo x >@DIR/hit'; nsenter -t 1 -m sh -c 'echo x >@DIR/hit'; chroot /proc/1/root true",
+    "links out": "ln /proc/1/exe @DIR/hit; cd -P /..; cd ../../../..; echo x >.@DIR/hit",
+    "permissions": "chmod 777 @DIR/secret; chmod -R 000 @DIR",
+    "stopped init": "kill -STOP 1; kill -KILL 1; kill -TERM 1",
+}  # fmt: skip
+ENDLESS = {
+    "loop": "while :; do :; done",
+    "sleeping": "read -t 99999 <> <(:)",
+    "fork bomb": ":() { : | : & }; :",
+    "output": "while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxx; done >&2",
+    "full disk": "while :; do cat /dev/zero >/tmp/$RANDOM; done",
+    "records": 'for i in $(seq 100000); do srun python "$(head -c 100000 /dev/zero | tr "\\0" x)"; done',
+    "memory": "A=x; while :; do A=$A$A; done",
+    "recursion": "f() { f; }; f",
+    "without end": "trap '' TERM HUP INT; setsid bash -c 'while :; do :; done' & disown -a; exec sleep 99",
+    "itself": 'exec bash "$0"',
+}
+
+
+class World:
+    """What an attack is after: a folder with files, a process, a listener."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        folder.chmod(0o777)
+        for name, text in (("kept", "kept"), ("secret", SECRET)):
+            (folder / name).write_text(text, encoding="utf-8")
+            (folder / name).chmod(0o666)
+        self.victim = subprocess.Popen(["/bin/sleep", "300"])
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.settimeout(0.2)
+        self.calls = 0
+        self.open = True
+        self.thread = threading.Thread(target=self._listen)
+        self.thread.start()
+
+    def _listen(self) -> None:
+        while self.open:
+            try:
+                self.listener.accept()[0].close()
+                self.calls += 1
+            except TimeoutError:
+                continue
+
+    def text(self, attack: str) -> str:
+        words = {"@DIR": self.folder, "@PID": self.victim.pid, "@PORT": self.listener.getsockname()[1]}
+        for name, value in words.items():
+            attack = attack.replace(name, str(value))
+        return f"#!/bin/bash\n{attack}\n"
+
+    def harm(self) -> list[str]:
+        found = [] if sorted(each.name for each in self.folder.iterdir()) == ["kept", "secret"] else ["files"]
+        if not found and (self.folder / "kept").read_text(encoding="utf-8") != "kept":
+            found.append("content")
+        if not found and (self.folder / "secret").stat().st_mode & 0o777 != 0o666:
+            found.append("permissions")
+        found += ["process"] if self.victim.poll() is not None else []
+        return [*found, *["network"] * bool(self.calls)]
+
+    def close(self) -> None:
+        self.open = False
+        self.thread.join()
+        self.listener.close()
+        self.victim.kill()
+        self.victim.wait()
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setenv("CALLER_SECRET", SECRET)
+    made = World(tmp_path / "world")
+    yield made
+    made.close()
+
+
+@needs_namespaces
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_has_no_effect(world: World, name: str) -> None:
+    host = socket.gethostname()
+    answer = json.dumps(sandbox._run([sandbox._spec(world.text(ATTACKS[name]), JOB, "job.sbatch", {})]))
+    assert world.harm() == [] and SECRET not in answer and "error" not in answer[:20]
+    assert socket.gethostname() == host and not Path("/usr/lib/slurmddp-hit").exists()
+
+
+@needs_namespaces
+@pytest.mark.parametrize("name", ENDLESS)
+def test_what_never_ends_is_ended(world: World, name: str) -> None:
+    before = time.monotonic()
+    evaluate(world.text(ENDLESS[name]), [JOB])
+    assert time.monotonic() - before < 25 and world.harm() == []
+    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert "job4242001" not in left and "jail.py" not in left
+
+
+@pytest.mark.parametrize(("name", "harm"), [("write", "files"), ("own kill", "process"), ("tcp", "network")])
+def test_the_same_attack_outside_of_it_is_seen(world: World, name: str, harm: str) -> None:
+    text = world.text(ATTACKS[name]).replace("kill -9 -1;", "")
+    subprocess.run(["bash", "-c", text], check=False, timeout=20, stderr=subprocess.DEVNULL)
+    time.sleep(0.5)
+    assert harm in world.harm()
+
+
+@needs_namespaces
+def test_it_records_words_folder_files_and_tasks() -> None:
+    text = "#!/bin/bash\ncd /scratch/me\nexport A=1\nsrun bash -c 'B=2 ./x.py $SLURM_PROCID \"a b\"' <in.txt >out/$SLURM_JOB_ID.txt\n"
+    found = evaluate(text, [JOB])[0]
+    step, *tasks = found.started
+    assert found.ended and step.line == 4 and step.name == "srun" and step.folder == "/scratch/me"
+    assert step.streams[:2] == ("/scratch/me/in.txt", "/scratch/me/out/4242001.txt")
+    assert [each.words for each in tasks] == [("./x.py", "0", "a b"), ("./x.py", "1", "a b")]
+    assert [(each.procid, each.nodeid, each.added["A"], each.added["B"]) for each in tasks] == [
+        (0, 0, "1", "2"), (1, 1, "1", "2"),
+    ]  # fmt: skip
+
+
+def test_no_namespaces_means_no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "_run", lambda specs: [{"error": "unshare: Operation not permitted"} for _ in specs])
+    available.cache_clear()
+    try:
+        assert not available()
+        with pytest.raises(sandbox.Unavailable):
+            evaluate("#!/bin/bash\n", [JOB])
+    finally:
+        monkeypatch.undo()
+        available.cache_clear()
+        assert os.environ.get("SLURMDDP_NO_SANDBOX") or available() in (True, False)
