@@ -22,158 +22,20 @@ HOME = "/.home"
 _OUTSIDE = 25  # seconds for all runs, and a little more than they may take
 _SECONDS = 4
 #: Filters that are real: they read, and print.
-_REAL = [
-    "awk",
-    "basename",
-    "bash",
-    "cat",
-    "comm",
-    "cut",
-    "dirname",
-    "env",
-    "expr",
-    "egrep",
-    "fgrep",
-    "fold",
-    "gawk",
-    "grep",
-    "head",
-    "join",
-    "ln",
-    "ls",
-    "mawk",
-    "mkdir",
-    "mktemp",
-    "mv",
-    "nl",
-    "paste",
-    "printenv",
-    "printf",
-    "pwd",
-    "readlink",
-    "realpath",
-    "rev",
-    "rm",
-    "sed",
-    "seq",
-    "sh",
-    "sha1sum",
-    "sha256sum",
-    "md5sum",
-    "shuf",
-    "sort",
-    "split",
-    "stat",
-    "tac",
-    "tail",
-    "tee",
-    "touch",
-    "tr",
-    "uniq",
-    "wc",
-    "xargs",
-    "cp",
-    "chmod",
-    "cksum",
-    "factor",
-    "cmp",
-    "diff",
-    "find",
-]
+_REAL = """
+    awk basename bash cat comm cut dirname env expr egrep fgrep fold gawk grep head join ln ls mawk mkdir mktemp mv
+    nl paste printenv printf pwd readlink realpath rev rm sed seq sh sha1sum sha256sum md5sum shuf sort split stat
+    tac tail tee touch tr uniq wc xargs cp chmod cksum factor cmp diff find
+"""
 #: Programs that `exec`, `env` or `xargs` may start, where bash's own handler is not asked.
-_STUBS = [
-    "srun",
-    "sbatch",
-    "scancel",
-    "scontrol",
-    "squeue",
-    "sinfo",
-    "sacct",
-    "hostname",
-    "nvidia-smi",
-    "rocm-smi",
-    "module",
-    "ml",
-    "python",
-    "python3",
-    "torchrun",
-    "accelerate",
-    "deepspeed",
-    "mpirun",
-    "mpiexec",
-    "orterun",
-    "prun",
-    "horovodrun",
-    "ray",
-    "composer",
-    "apptainer",
-    "singularity",
-    "docker",
-    "podman",
-    "enroot",
-    "shifter",
-    "conda",
-    "mamba",
-    "micromamba",
-    "uv",
-    "poetry",
-    "pixi",
-    "timeout",
-    "nohup",
-    "nice",
-    "ionice",
-    "numactl",
-    "taskset",
-    "stdbuf",
-    "setsid",
-    "time",
-    "nsys",
-    "ncu",
-    "strace",
-    "ssh",
-    "pdsh",
-    "scp",
-    "rsync",
-    "curl",
-    "wget",
-    "git",
-    "pip",
-    "pip3",
-    "sleep",
-    "date",
-    "whoami",
-    "id",
-    "nproc",
-    "uname",
-    "ip",
-    "ifconfig",
-    "ss",
-    "netstat",
-    "lsof",
-    "fuser",
-    "kill",
-    "pkill",
-    "df",
-    "du",
-    "free",
-    "tar",
-    "unzip",
-    "dd",
-    "mount",
-    "umount",
-    "unshare",
-    "nsenter",
-    "su",
-    "sudo",
-    "sync",
-    "getent",
-    "accelerate-launch",
-    "wandb",
-    "huggingface-cli",
-    "jq",
-    "bc",
-    "nc",
-]
+_STUBS = """
+    srun sbatch scancel scontrol squeue sinfo sacct hostname nvidia-smi rocm-smi module ml python python3 torchrun
+    accelerate deepspeed mpirun mpiexec orterun prun horovodrun ray composer apptainer singularity docker podman
+    enroot shifter conda mamba micromamba uv poetry pixi timeout nohup nice ionice numactl taskset stdbuf setsid
+    time nsys ncu strace ssh pdsh scp rsync curl wget git pip pip3 sleep date whoami id nproc uname ip ifconfig ss
+    netstat lsof fuser kill pkill df du free tar unzip dd mount umount unshare nsenter su sudo sync getent
+    accelerate-launch wandb huggingface-cli jq bc nc
+"""
 _VALUES = "-B|--bind|--mount|--pwd|-W|--env|-H|--home|-o|--overlay|--workdir|-S|--scratch|--env-file|--app|--security"
 _OWN = re.compile(r"SANDBOX_\w+|BASH_ENV|_|SHLVL|OLDPWD|PWD|BASH_FUNC_.*")
 _SLASH = re.compile(r"line \d+: (\S.*?): (?:No such file or directory|Permission denied|Is a directory)$", re.MULTILINE)
@@ -288,7 +150,8 @@ def _run(specs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Let the jail run them. What it says is data of others: it is parsed, never trusted."""
     done = subprocess.run(
         [sys.executable, "-I", "-S", str(_HERE / "jail.py")],
-        input=json.dumps(specs), capture_output=True, text=True, timeout=_OUTSIDE * max(1, len(specs)), env={}, cwd="/", check=False,
+        input=json.dumps(specs), capture_output=True, text=True,
+        timeout=_OUTSIDE * max(1, len(specs)), env={}, cwd="/", check=False,
     )  # fmt: skip
     answers = json.loads(done.stdout or "[]")
     return answers if len(answers) == len(specs) else [{"error": done.stderr[-300:]}] * len(specs)
@@ -307,7 +170,7 @@ def stub() -> str:
 def _binds() -> list[tuple[str, str]]:
     found = [
         (os.path.realpath(path), f"/usr/bin/{name}")
-        for name in _REAL
+        for name in _REAL.split()
         if (path := shutil.which(name, path="/usr/bin:/bin"))
     ]
     date = shutil.which("date", path="/usr/bin:/bin")
@@ -317,18 +180,21 @@ def _binds() -> list[tuple[str, str]]:
 def _spec(text: str, job: Job, name: str, files: Mapping[str, str]) -> dict[str, Any]:
     name = re.sub(r"[^\w.-]", "_", Path(name).name) or "job"
     spool = f"/var/spool/slurmd/job{job.id}/slurm_script"
-    words = {match for match in re.findall(r"\bexec\s+([A-Za-z][\w.+-]*)", text) if match not in _REAL}
+    words = {match for match in re.findall(r"\bexec\s+([A-Za-z][\w.+-]*)", text) if match not in _REAL.split()}
     beside = {path if path.startswith("/") else f"{SUBMIT}/{path}": content for path, content in files.items()}
     nodes = len(job.hosts)
     environment = {
-        "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "USER": "sandboxuser", "LOGNAME": "sandboxuser", "SHELL": "/bin/bash",
+        "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "USER": "sandboxuser", "LOGNAME": "sandboxuser",
+        "SHELL": "/bin/bash",
         "LANG": "C", "TMPDIR": "/tmp", "HOSTNAME": job.hosts[0], "SLURMD_NODENAME": job.hosts[0],
         "SLURM_JOB_ID": str(job.id), "SLURM_JOBID": str(job.id), "SLURM_JOB_NAME": "job", "SLURM_SUBMIT_DIR": SUBMIT,
         "SLURM_SUBMIT_HOST": "login1", "SLURM_JOB_NODELIST": job.nodelist, "SLURM_NODELIST": job.nodelist,
         "SLURM_JOB_NUM_NODES": str(nodes), "SLURM_NNODES": str(nodes), "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
         "SLURM_NODEID": "0", "SLURM_TASKS_PER_NODE": f"{job.tasks_per_node}" + (f"(x{nodes})" if nodes > 1 else ""),
-        "SLURM_JOB_PARTITION": "part", "SLURM_JOB_ACCOUNT": "acct", "SLURM_CLUSTER_NAME": "cluster", "SLURM_GPUS_ON_NODE": str(job.gpus),
-        "SLURM_CPUS_ON_NODE": "64", "SLURM_JOB_CPUS_PER_NODE": f"64(x{nodes})", "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(job.gpus))),
+        "SLURM_JOB_PARTITION": "part", "SLURM_JOB_ACCOUNT": "acct", "SLURM_CLUSTER_NAME": "cluster",
+        "SLURM_GPUS_ON_NODE": str(job.gpus),
+        "SLURM_CPUS_ON_NODE": "64", "SLURM_JOB_CPUS_PER_NODE": f"64(x{nodes})",
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(job.gpus))),
         **job.slurm, **job.variables,
         "BASH_ENV": "/.sandbox/prelude", "SANDBOX_HOSTS": " ".join(job.hosts), "SANDBOX_TPN": str(job.tasks_per_node),
         "SANDBOX_GPUS": str(job.gpus), "SANDBOX_FILES": str(int(job.files)), "SANDBOX_NOW": str(job.now),
@@ -340,7 +206,7 @@ def _spec(text: str, job: Job, name: str, files: Mapping[str, str]) -> dict[str,
             spool: text, f"{SUBMIT}/{name}": text, f"{HOME}/.keep": "", "/.conda/.keep": "", **beside,
         },
         "binds": _binds(),
-        "links": {f"/usr/bin/{each}": "/.sandbox/stub" for each in {*_STUBS, *words} - set(_REAL)},
+        "links": {f"/usr/bin/{each}": "/.sandbox/stub" for each in {*_STUBS.split(), *words} - set(_REAL.split())},
         "env": environment, "argv": ["/bin/bash", spool], "folder": SUBMIT, "host": job.hosts[0], "seconds": _SECONDS,
     }  # fmt: skip
 

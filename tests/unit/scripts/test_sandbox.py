@@ -61,13 +61,13 @@ ATTACKS = {
     "gawk network": 'gawk \'BEGIN { s = "/inet/tcp/0/127.0.0.1/@PORT"; print "x" |& s; close(s) }\'',
     "curl": "curl http://127.0.0.1:@PORT/; wget http://127.0.0.1:@PORT/; nc 127.0.0.1 @PORT",
     "read a file": 'export A="$(<"@DIR/secret")"; srun python "$A" "$(cat @DIR/secret)"',
-    "read by link": "ln -s @DIR/secret /tmp/l; srun python $(cat /tmp/l); ln -s / /tmp/r; srun python $(cat /tmp/r@DIR/secret)",
+    "read by link": "ln -s @DIR/secret /tmp/l; ln -s / /tmp/r; srun python $(cat /tmp/l /tmp/r@DIR/secret)",
     "record by link": "ln -s @DIR/secret /.sandbox/records/9999; ln -sf @DIR/kept /.sandbox/stderr; echo x >&2",
     "caller's environment": 'srun python "$CALLER_SECRET" "$(env)"; export A="$CALLER_SECRET"',
     "descriptors": "for i in $(seq 3 250); do cat <&$i; echo x >&$i; done 2>/dev/null",
     "history": "set -o history; HISTFILE=@DIR/hit; echo x; history -a",
     "mount": "mount -t tmpfs none @DIR; umount -a; mount -o remount,rw /usr/lib; echo x >/usr/lib/slurmddp-hit",
-    "namespaces": "unshare -Ur sh -c 'echo x >@DIR/hit'; nsenter -t 1 -m sh -c 'echo x >@DIR/hit'; chroot /proc/1/root true",
+    "namespaces": "unshare -Ur sh -c 'echo x >@DIR/hit'; nsenter -t 1 -m sh -c 'echo x >@DIR/hit'",
     "links out": "ln /proc/1/exe @DIR/hit; cd -P /..; cd ../../../..; echo x >.@DIR/hit",
     "permissions": "chmod 777 @DIR/secret; chmod -R 000 @DIR",
     "stopped init": "kill -STOP 1; kill -KILL 1; kill -TERM 1",
@@ -172,7 +172,8 @@ def test_the_same_attack_outside_of_it_is_seen(world: World, name: str, harm: st
 
 @needs_namespaces
 def test_it_records_words_folder_files_and_tasks() -> None:
-    text = "#!/bin/bash\ncd /scratch/me\nexport A=1\nsrun bash -c 'B=2 ./x.py $SLURM_PROCID \"a b\"' <in.txt >out/$SLURM_JOB_ID.txt\n"
+    text = "#!/bin/bash\ncd /scratch/me\nexport A=1\n"
+    text += "srun bash -c 'B=2 ./x.py $SLURM_PROCID \"a b\"' <in.txt >out/$SLURM_JOB_ID.txt\n"
     found = evaluate(text, [JOB])[0]
     step, *tasks = found.started
     assert found.ended and step.line == 4 and step.name == "srun" and step.folder == "/scratch/me"
