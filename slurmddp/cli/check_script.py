@@ -29,17 +29,17 @@ def _names(asked: opt.Asked) -> list[str]:
 
 def fix_script(asked: opt.Asked, output: Path | None, *, force: bool, as_json: bool) -> set[str]:
     """Print or write the corrected script. Return the severities of what is left. Raises UserError."""
-    from slurmddp.scripts.check.fix import fix_script as fix
-    from slurmddp.scripts.check.script import read
     from slurmddp.cli.terminal import write_exactly
     from slurmddp.launch.new_file import write_new
     from slurmddp.report.check import as_dict, fix_lines
+    from slurmddp.scripts.check.fix import fix_script as fix
+    from slurmddp.scripts.check.script import read
 
     names = _names(asked)
     if len(names) > 1:
         raise UserError(f"--fix takes one script, not {len(names)}", todo="run it once per script")
     script = read(Path(names[0]), errors="surrogateescape")
-    fixed = fix(script)
+    fixed = fix(script, prove=True)
     if output:
         write_new(output, fixed.text, force=force, todo="choose another name, or add --force")
     if as_json:
@@ -56,12 +56,15 @@ def fix_script(asked: opt.Asked, output: Path | None, *, force: bool, as_json: b
 
 def check_scripts(asked: opt.Asked, *, as_json: bool) -> set[str]:
     """Print what is wrong with the scripts. Return the severities. Raises UserError."""
+    from slurmddp.report.check import as_dict, lines
     from slurmddp.scripts.check.finding import check_script
     from slurmddp.scripts.check.script import read
-    from slurmddp.report.check import as_dict, lines
+    from slurmddp.scripts.sandbox.evaluate import available
 
     scripts = [read(Path(name)) for name in _names(asked)]
-    found = [finding for each in scripts for finding in check_script(each)]
+    found = [finding for each in scripts for finding in check_script(each, evaluate=True)]
+    if not available():
+        opt.say("note: this machine gives no user namespaces, so only the text of the script was read")
     if as_json:
         typer.echo(opt.json_text(as_dict(scripts, found)))
     else:

@@ -294,8 +294,8 @@ def import_(
 ) -> None:
     """Write the job file of a batch script. Comments in it list what was not imported. Exit codes: 0 the job file
     starts what the script starts, 1 something is missing in it, 2 slurmddp cannot run what is in the file."""
-    from slurmddp.scripts.imports.write import import_script
     from slurmddp.launch.new_file import write_new
+    from slurmddp.scripts.imports.write import import_script
 
     found = import_script(script, site, str(output or "job.yaml"))
     if output:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
-from slurmddp.scripts.check.rule import SEVERITIES
 from slurmddp.errors import UserError
 from slurmddp.launch.facts import plan_facts
 from slurmddp.launch.job_check.cluster import Cluster
@@ -15,6 +14,7 @@ from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.script_facts import script_dict
 from slurmddp.plan.model import Plan
 from slurmddp.render.scripts import python_of_submit
+from slurmddp.scripts.check.rule import SEVERITIES
 
 _PYTHON = (
     "a Python 3.6 or newer on each node: /usr/bin/python3, /usr/libexec/platform-python or {} "

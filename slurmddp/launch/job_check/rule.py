@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from slurmddp.scripts.check.rule import SEVERITIES, Rule, Severity
 from slurmddp.errors import UserError
 from slurmddp.launch.job_check.cluster import Cluster
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.problems import absent_secrets, problems, unknown_here
+from slurmddp.scripts.check.rule import SEVERITIES, Rule, Severity
 
 
 @dataclass(frozen=True)

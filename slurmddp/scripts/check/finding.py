@@ -64,10 +64,16 @@ def rule(check: Callable[[Script], Iterator[Hit]]) -> Callable[[Script], Iterato
     return check
 
 
-def check_script(script: Script) -> list[Finding]:
-    """Return what all rules find in a script, in the order of its lines."""
+def check_script(script: Script, *, evaluate: bool = False) -> list[Finding]:
+    """Return what all rules find in a script, in the order of its lines. evaluate: let bash say what it starts, where a
+    sandbox can be made; otherwise its text alone is read."""
     import slurmddp.scripts.check.rules  # noqa: F401 - registers the rules
 
+    if evaluate:
+        from slurmddp.scripts.check.recorded import record, refine
+
+        if runs := record(script):
+            refine(script, runs)
     found = {
         (hit.line, each.id): Finding(str(script.path), hit.line, each, hit.severity or each.severity, hit.message)
         for each in RULES

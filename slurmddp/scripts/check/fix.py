@@ -104,8 +104,9 @@ class Fixed:
     doubt: str = ""  # why no launch was corrected, or nothing at all
 
 
-def fix_script(script: Script, only: Collection[str] | None = None) -> Fixed:
-    """Correct what can be corrected; only: by these rules. The script itself stays as it is."""
+def fix_script(script: Script, only: Collection[str] | None = None, *, prove: bool = False) -> Fixed:
+    """Correct what can be corrected; only: by these rules. The script itself stays as it is. prove: where bash can
+    evaluate the script here, what corrects a launch counts only if the same programs start as before."""
     import slurmddp.scripts.check.fixes  # noqa: F401 - registers the fixes
 
     draft = Draft(script.path, tuple(script.lines), tuple(range(1, len(script.lines) + 1)))
@@ -120,6 +121,13 @@ def fix_script(script: Script, only: Collection[str] | None = None) -> Fixed:
         return Fixed(
             script.text, [], findings, tuple(range(1, len(script.lines) + 1)), doubt="bash cannot read the script"
         )
+    if prove and any(each.rule.id not in _TEXT for each in done):
+        from slurmddp.scripts.check.recorded import same_programs
+
+        text = fix_script(script, _TEXT & set(rules))  # what bash could not read before has no launch to compare
+        if same_programs(parse(text.text, script.path), draft.script) is False:
+            why = "what corrects the launches would start other programs, or in other places"
+            return replace(text, doubt=why)
     left = [draft.origin(each) for each in draft.findings]
     done.sort(key=lambda each: each.line)
     left.sort(key=lambda each: each.line)

@@ -45,6 +45,12 @@ _STEP = re.compile(r"\$\{?SLURM_(?!JOB_?ID|SUBMIT_DIR|NNODES|JOB_NUM_NODES|JOB_N
 _ONCE = "ran on the first node only; run it before you submit, or add it to setup, which each node runs"
 
 
+def given_by_others(name: str) -> bool:
+    """Return whether Slurm, torchrun or slurmddp gives the ranks a variable, in its own way."""
+    ours = name in _GIVEN or name.startswith(("SLURM", "SLURMDDP_", "PET_", "TORCHELASTIC_", "SBATCH_"))
+    return ours or bool(_MEETING.fullmatch(name) or _OTHERS.fullmatch(name)) or name in ("HOSTNAME", "PATH", "PWD")
+
+
 def carry_commands(job: Imported, launched: Iterable[Command]) -> None:
     """Carry over all commands but those that launch."""
     launched = list(launched)

@@ -23,6 +23,11 @@ _UNKNOWN = re.compile(r"-|~[^/]|.*([*?\[]|\{[^{}]*,|\$\{\w*(TMP|TEMP))")
 _USER_IN_URL = re.compile(r"://[^/\s@:]+:[^/\s@$]+@")
 
 
+def shown_variable(name: str) -> bool:
+    """Return whether a job file may show the value that the user's shell has for a variable."""
+    return _SHOWN.fullmatch(name) is not None and not is_secret_name(name)
+
+
 @dataclass
 class Imported:
     """keys: path of a key -> its value. left: (line, text of the script, why it is not carried over). site: what the

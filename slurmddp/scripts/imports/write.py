@@ -18,6 +18,7 @@ from slurmddp.scripts.imports.commands import carry_commands
 from slurmddp.scripts.imports.imported import Imported
 from slurmddp.scripts.imports.options import carry_options
 from slurmddp.scripts.imports.program import carry_program, launch_commands, main_launch, refuse_others
+from slurmddp.scripts.imports.proof import prove
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.spec.job import Resources
 from slurmddp.visible import one_line
@@ -66,6 +67,7 @@ def import_script(path: Path, site: str | None, shown: str) -> JobText:
         problems.append("no launch of torchrun, accelerate, deepspeed or python was found: set train.script")
     else:
         carry_program(job, launch)
+        prove(job)
     job.withhold()
     text = _text(job, path, shown)
     refused, missing = _judge(text, shown)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 _HERE = Path(__file__).parent
-SUBMIT = "/.submit"
+SUBMIT = "/.user/1/2/3/4/submit"  # deep, for scripts that go up from there
 HOME = "/.home"
 _OUTSIDE = 25  # seconds for all runs, and a little more than they may take
 _SECONDS = 4
@@ -76,6 +76,7 @@ class Job:
     files: bool
     now: int
     unknown: int
+    folder: str = ""  # of --chdir
     variables: Mapping[str, str] = field(default_factory=dict)
     slurm: Mapping[str, str] = field(default_factory=dict)
 
@@ -106,7 +107,7 @@ def evaluate(
     found: list[Evaluated] = []
     for _ in range(4):
         found = list(map(_read, jobs, _run([_spec(text, job, name, {**(files or {}), **missing}) for job in jobs])))
-        asked = {path for each in found for path in _SLASH.findall(each.errors) if _harmless(path)}
+        asked = {path for each in found for path in _SLASH.findall(each.errors)}
         new = _next(asked, missing)
         if not new:
             break
@@ -114,16 +115,17 @@ def evaluate(
     return found
 
 
-def _harmless(path: str) -> bool:
-    return not path.startswith(("/dev", "/proc", "/sys", "/.sandbox", "/usr", "/lib", "/bin")) and "\0" not in path
+_OURS = re.compile(r"/(dev|proc|sys|usr|lib\w*|s?bin|var|\.sandbox|\.keep)(/|$)")
 
 
 def _next(asked: set[str], known: Mapping[str, str]) -> dict[str, str]:
     """Return what to put in the place of paths that were not there: a folder for them first, then a program."""
     new: dict[str, str] = {}
     for path in sorted(asked)[:40]:
-        whole = os.path.normpath(path if path.startswith("/") else f"{SUBMIT}/{path}")
+        whole = "/" + os.path.normpath(path if path.startswith("/") else f"{SUBMIT}/{path}").lstrip("/")
         folder = f"{os.path.dirname(whole)}/.keep"
+        if _OURS.match(whole) or "\0" in path or len(path) > 500:
+            continue
         if folder not in known and os.path.dirname(whole) not in ("/", SUBMIT):
             new[folder] = ""
         elif whole not in known:
@@ -207,7 +209,8 @@ def _spec(text: str, job: Job, name: str, files: Mapping[str, str]) -> dict[str,
         },
         "binds": _binds(),
         "links": {f"/usr/bin/{each}": "/.sandbox/stub" for each in {*_STUBS.split(), *words} - set(_REAL.split())},
-        "env": environment, "argv": ["/bin/bash", spool], "folder": SUBMIT, "host": job.hosts[0], "seconds": _SECONDS,
+        "env": environment, "argv": ["/bin/bash", spool], "folder": os.path.join(SUBMIT, job.folder),
+        "host": job.hosts[0], "seconds": _SECONDS,
     }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ The root of the file system is a small tmpfs: bash, its libraries and the filter
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -90,7 +91,9 @@ def _root(run: dict[str, Any]) -> None:
         os.makedirs(f"{root}/{name}")
     for name in ("bin", "sbin", "usr/sbin", "usr/local"):
         os.makedirs(os.path.dirname(f"{root}/{name}"), exist_ok=True)
-        os.symlink("/usr/bin", f"{root}/{name}") if name != "usr/local" else os.makedirs(f"{root}/{name}/bin")
+        os.symlink(
+            "../usr/bin" if "/" in name else "usr/bin", f"{root}/{name}"
+        ) if name != "usr/local" else os.makedirs(f"{root}/{name}/bin")
     for name in _LIBRARIES:
         if os.path.islink(f"/{name}"):
             os.symlink(os.readlink(f"/{name}"), f"{root}/{name}")
@@ -105,17 +108,17 @@ def _root(run: dict[str, Any]) -> None:
     for source, target in run["binds"]:
         _put(root + target, "")
         _read_only(source, root + target)
-    for path, text in run["files"].items():
-        _put(root + path, text)
-    for path, target in run["links"].items():
-        os.makedirs(os.path.dirname(root + path), exist_ok=True)
-        if not os.path.lexists(root + path):
-            os.symlink(target, root + path)
     _mount("proc", f"{root}/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
     _call("pivot_root", root.encode(), f"{root}/.old".encode())
     os.chdir("/")
     _call("umount2", b"/.old", 2)
     os.rmdir("/.old")
+    for path, text in run["files"].items():  # only now: no link of the sandbox leads outside any more
+        with contextlib.suppress(OSError):  # a path that is a folder by now
+            _put(path, text)
+    for path, target in run["links"].items():
+        if not os.path.lexists(path):
+            os.symlink(target, path)
 
 
 def _start(run: dict[str, Any]) -> NoReturn:
@@ -134,6 +137,7 @@ def _start(run: dict[str, Any]) -> NoReturn:
     for capability in range(64):
         _libc.prctl(24, capability, 0, 0, 0)  # the bounding set
     _call("prctl", 38, 1, 0, 0, 0)  # no new privileges
+    os.makedirs(run["folder"], exist_ok=True)
     os.chdir(run["folder"])
     os.execve(run["argv"][0], run["argv"], run["env"])
 
