@@ -171,13 +171,14 @@ _RANK = re.compile(r"\d+")
 
 
 def _signatures(runs: Sequence[Evaluated]) -> list[set[tuple[object, ...]]]:
-    """Return, for each job, which programs start: kind, words (numbers of ranks aside), folder, files and container."""
+    """Return which programs each job starts: kind, words (ranks and hosts aside), folder, files and container."""
     found = []
     for run in runs:
         signs = set()
         for each, kind, arguments in programs(run):
             end = launcher_options(arguments)[1] if kind != "python" else 0
-            words = sorted(_RANK.sub("#", word) for word in arguments[end:])
+            hosts = re.compile("|".join(map(re.escape, ("localhost", "127.0.0.1", *run.job.hosts))))
+            words = sorted(_RANK.sub("#", hosts.sub("@", word)) for word in arguments[end:])
             signs.add((kind, each.words[0], *words, each.folder, each.streams[:2], each.contained))
         found.append(signs)
     return found
@@ -201,6 +202,6 @@ def same_programs(before: Script, after: Script) -> bool | None:
     """Tell whether a corrected script starts the programs that it started, with the same words, folder and files, and
     whether their ranks meet; None, if bash cannot evaluate them here."""
     old, new = record(before), record(after)
-    if old is None or new is None or len(old) != len(new):
+    if old is None or new is None or len(old) != len(new) or not any(_signatures(old)):
         return None
     return _signatures(old) == _signatures(new) and (_agree(new) or not _agree(old))
