@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from slurmddp.scripts.check.directives import slurm_variables
-from slurmddp.scripts.check.launches import PYTHON, Launch, _kind, launcher_options
+from slurmddp.scripts.check.directives import OPTIONS, SRUN_ONLY, full, slurm_variables
+from slurmddp.scripts.check.launches import PYTHON, Launch, Walker, _kind, _srun_options, launcher_options
 from slurmddp.scripts.check.script import Script
 from slurmddp.scripts.check.values import SET_BY_SHELL, UNKNOWN, symbols
 from slurmddp.scripts.sandbox.evaluate import Evaluated, Job, Started, Unavailable, evaluate
@@ -41,9 +41,12 @@ def unset_names(text: str) -> set[str]:
     }
 
 
-def imagined(script: Script, variables: Mapping[str, str] | None = None) -> list[Job]:
-    """Return the jobs to evaluate a script in. variables: what the shell that submits it has; None: both an empty shell
-    and one in which every variable is set."""
+def imagined(
+    script: Script, variables: Mapping[str, str] | None = None, other: Mapping[str, str] | None = None
+) -> list[Job]:
+    """Return the jobs to evaluate a script in. variables: what the shell that submits it has; other: what it may have,
+    so that what follows from it is unknown; variables=None: both an empty shell and one in which every variable is set.
+    """
     options = {each.name: each.value for each in script.directives}
     slurm = {name: value for name, value in slurm_variables(options).items() if "\0" not in value}
     slurm = {name: value for name, value in slurm.items() if not name.endswith(("NNODES", "NUM_NODES"))}
@@ -62,7 +65,7 @@ def imagined(script: Script, variables: Mapping[str, str] | None = None) -> list
     given = dict(variables or {})
     jobs = [
         job(4242001, *first(nodes), True, given),
-        job(5353007, others, f"n[107-{106 + nodes}]" if nodes > 1 else others[0], False, given),
+        job(5353007, others, f"n[107-{106 + nodes}]" if nodes > 1 else others[0], False, {**given, **(other or {})}),
     ]
     if variables is None and (names := unset_names(script.text)):
         jobs.append(job(4242001, *first(nodes), True, {name: f"@{name}@" for name in names}))
@@ -106,11 +109,13 @@ class _Thunk:
         return 0
 
 
-def record(script: Script, variables: Mapping[str, str] | None = None) -> tuple[Evaluated, ...] | None:
+def record(
+    script: Script, variables: Mapping[str, str] | None = None, other: Mapping[str, str] | None = None
+) -> tuple[Evaluated, ...] | None:
     """Return what each imagined job starts; None, if this machine has no sandbox, or the script no end."""
     if not script.is_shell or "\r" in script.text:
         return None
-    jobs, files = imagined(script, variables), beside(script)
+    jobs, files = imagined(script, variables, other), beside(script)
     runs = _record(script.text, script.path.name, repr(jobs), repr(files), _Thunk(jobs, files))
     return runs if runs and all(each.ended for each in runs) else None
 
@@ -141,7 +146,47 @@ def refine(script: Script, runs: Sequence[Evaluated]) -> None:
         if not all(starts):
             launch.unsure = True
         else:
+            _step(script, launch, runs)
             _options(launch, [found[2] for each in starts for found in each])
+
+
+def _step(script: Script, launch: Launch, runs: Sequence[Evaluated]) -> None:
+    """Let bash say the options of srun that the text does not."""
+    if launch.step is None or not launch.step.opaque:
+        return
+    step, lines = launch.step, {*launch.step.command.lines, launch.step.line}
+    words = {
+        each.words[1:]
+        for run in runs
+        for each in run.started
+        if each.name == "srun" and min(lines) <= each.line <= max(lines)
+    }
+    if len(options := {tuple(_srun_options(list(each))[0]) for each in words}) == 1:
+        named = {full(name, OPTIONS | SRUN_ONLY): value for name, value in options.pop()}
+        walker = Walker(script.job)
+        launch.step = walker._step(named, step.command, step.line, (), (step.before, step.program))
+        launch.unsure = False
+
+
+def known_program(script: Script, launch: Launch, runs: Sequence[Evaluated]) -> None:
+    """Let bash say the words of the program that the text does not, where all jobs have the same."""
+    lines = {*launch.command.lines, *(launch.step.command.lines if launch.step else ()), launch.line}
+    found = []
+    for run in runs:
+        for each, kind, arguments in programs(run):
+            if kind == launch.kind and min(lines) <= each.line <= max(lines):
+                end = launcher_options(arguments)[1] if kind != "python" else 0
+                found.append(arguments[end:])
+    if not found or not any("\0" in word for word in launch.program) or len({len(each) for each in found}) != 1:
+        return
+    same = [
+        words[0] if len(set(words)) == 1 and "/." not in words[0] else UNKNOWN for words in zip(*found, strict=True)
+    ]
+    if len(same) == len(launch.program):
+        pairs = zip(launch.program, same, strict=True)
+        launch.program = [text if "\0" not in text or "\0" in word else word for text, word in pairs]
+    elif "\0" not in "".join(same):
+        launch.program = same
 
 
 def _options(launch: Launch, arguments: list[list[str]]) -> None:

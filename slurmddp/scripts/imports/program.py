@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from slurmddp.errors import UserError
 from slurmddp.scripts.check.launches import Launch, Step, base
@@ -64,12 +65,13 @@ def _same_start(one: Launch, other: Launch) -> bool:
     return steps and (one.kind, one.program) == (other.kind, other.program) and (one.background or other.background)
 
 
-def refuse_others(job: Imported) -> None:
-    """Refuse what slurmddp does not run, by name and line. Raises UserError."""
+def refuse_others(job: Imported, started: Sequence[tuple[int, str]] = ()) -> None:
+    """Refuse what slurmddp does not run, by name and line. started: what bash starts of it. Raises UserError."""
     script = job.script
     found = [
         (each.line, "heterogeneous jobs") for each in script.directives if each.value in ("hetjob", "packjob")
     ]  # fmt: skip
+    found += started
     found += [(each.line, "several programs side by side") for each in services(script) if not only_prints(job, each)]
     for command, words, _ in script.found.seen:
         names = [base(word) for word in words]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slurmddp.scripts.check.launches import base, launcher_options
-from slurmddp.scripts.check.recorded import imagined, programs, record, unset_names
+from slurmddp.scripts.check.recorded import programs, record, unset_names
 from slurmddp.scripts.imports.commands import given_by_others
 from slurmddp.scripts.imports.imported import Imported, shown_variable
 from slurmddp.scripts.sandbox.evaluate import HOME, SUBMIT, Evaluated, Started
@@ -42,17 +42,30 @@ _HARMLESS = {
 }  # fmt: skip
 
 
-def prove(job: Imported) -> None:
+def evaluated(job: Imported) -> tuple[Evaluated, ...] | None:
+    """Return what the script starts from this shell; None, if bash cannot evaluate it. A variable whose value
+    a job file may not show is another one in the second job: what follows from it is not known, then."""
+    names = [name for name in unset_names(job.script.text) if name in job.environment]
+    shown = {name: job.environment[name] for name in names if shown_variable(name)}
+    return record(job.script, shown, {name: f"@{name}@" for name in names if name not in shown})
+
+
+def prove(job: Imported, runs: tuple[Evaluated, ...] | None) -> None:
     """Leave, as lost, everything in which the job file would start something else than the script."""
-    names = [name for name in unset_names(job.script.text) if shown_variable(name) and name in job.environment]
-    runs = record(job.script, {name: job.environment[name] for name in names})
     if runs is None:
         why = "not proven: bash could not evaluate it here (no user namespaces, or it does not end)"
         job.leave(1, "the whole script", why)
         return
-    for run in runs[: 2 if len(imagined(job.script, {})) > 1 else 1]:
+    for run in runs[:2]:  # the others have more nodes than the job file
         for line, text, why in _differences(job, run):
             job.leave(line, text, why)
+
+
+def refuse_started(job: Imported, runs: tuple[Evaluated, ...]) -> list[tuple[int, str]]:
+    """Return the lines that start what slurmddp does not run, and its name."""
+    kinds = {**dict.fromkeys(("mpirun", "mpiexec", "orterun", "prun"), "mpirun"), "ray": "Ray"}
+    kinds |= {name: name for name in ("composer", "horovodrun")}
+    return sorted({(each.line, kinds[each.name]) for run in runs for each in run.started if each.name in kinds})
 
 
 def _differences(job: Imported, run: Evaluated) -> Iterator[tuple[int, str, str]]:

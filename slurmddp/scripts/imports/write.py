@@ -13,12 +13,13 @@ from slurmddp.launch.named_file import JOB_SUFFIXES
 from slurmddp.launch.prepare import Request, job_name, prepare
 from slurmddp.launch.schemas import schema_file
 from slurmddp.scripts.check.fix import fix_script
+from slurmddp.scripts.check.recorded import known_program, refine
 from slurmddp.scripts.check.script import parse, read
 from slurmddp.scripts.imports.commands import carry_commands
 from slurmddp.scripts.imports.imported import Imported
 from slurmddp.scripts.imports.options import carry_options
 from slurmddp.scripts.imports.program import carry_program, launch_commands, main_launch, refuse_others
-from slurmddp.scripts.imports.proof import prove
+from slurmddp.scripts.imports.proof import evaluated, prove, refuse_started
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.spec.job import Resources
 from slurmddp.visible import one_line
@@ -56,7 +57,10 @@ def import_script(path: Path, site: str | None, shown: str) -> JobText:
     _, layer = catalogue.load(made.site)
     fixed = fix_script(read(path), only=_UNREADABLE)
     job = Imported(parse(fixed.text, path), fixed.origins, layer.tree)
-    refuse_others(job)
+    runs = evaluated(job)
+    refuse_others(job, refuse_started(job, runs or ()))
+    if runs:
+        refine(job.script, runs[:2])
     job.set("name", job_name(path))
     job.set("site", made.site)
     carry_options(job)
@@ -66,8 +70,10 @@ def import_script(path: Path, site: str | None, shown: str) -> JobText:
     if launch is None:
         problems.append("no launch of torchrun, accelerate, deepspeed or python was found: set train.script")
     else:
+        if runs:
+            known_program(job.script, launch, runs[:2])
         carry_program(job, launch)
-        prove(job)
+        prove(job, runs)
     job.withhold()
     text = _text(job, path, shown)
     refused, missing = _judge(text, shown)

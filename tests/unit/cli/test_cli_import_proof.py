@@ -1,0 +1,103 @@
+"""slurmddp import never starts another training: what its job file starts is what bash starts, or it exits with 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+from slurmddp.scripts.sandbox.evaluate import available
+from tests.helpers import Desk, Result
+
+pytestmark = pytest.mark.skipif(not available(), reason="this machine gives no user namespaces")
+Cli = Callable[..., Result]
+HEAD = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\n#SBATCH -t 60\n"
+#: (lines of the script, arguments that bash passes, other keys of a right job file). None: it must not be imported.
+SCRIPTS: list[tuple[str, list[str] | None, dict[str, Any]]] = [
+    ("srun python t.py --a 1", ["--a", "1"], {}),
+    ('A="--lr 1"\neval "srun python t.py $A --x 2"', ["--lr", "1", "--x", "2"], {}),
+    ('set -- --lr 1\nsrun python t.py "$@"', ["--lr", "1"], {}),
+    ('run() { srun python "$@"; }\nrun t.py --a 1', ["--a", "1"], {}),
+    ("IFS=,\nA=a,b\nsrun python t.py $A", ["a", "b"], {}),
+    ('C=(python t.py)\nC+=(--b 2)\nsrun "${C[@]}"', ["--b", "2"], {}),
+    ("printf -v LR %s 0.1\nsrun python t.py --lr $LR", ["--lr", "0.1"], {}),
+    ('A=""\nwhile read -r l; do A+=" $l"; done <<<"--q 1"\nsrun python t.py $A', ["--q", "1"], {}),
+    ("case $SLURM_NNODES in 2) A=two ;; *) A=more ;; esac\nsrun python t.py $A", ["two"], {}),
+    ("X=abc\nsrun python t.py ${X^^} ${X/a/b} ${#X} ${X:1:2}", ["ABC", "bbc", "3", "bc"], {}),
+    ("cat >run.sh <<'EOF'\npython t.py --here 1\nEOF\nsrun bash run.sh", ["--here", "1"], {}),
+    ("srun python t.py --n $(seq -s, 3) {1..2}", ["--n", "1,2,3", "1", "2"], {}),
+    ("for l in 1 2; do A=\"$A --l $l\"; done\nsrun python t.py $A", ["--l", "1", "--l", "2"], {}),
+    ("[ $SLURM_NNODES -gt 1 ] && A=--many\nsrun python t.py $A", ["--many"], {}),
+    ("srun python t.py --data $(dirname /a/b/c)/d", ["--data", "/a/b/d"], {}),
+    ("N=$((2 * 3))\nlet N+=1\nsrun python t.py $N", ["7"], {}),
+    ("A=1\nA=2 true\nsrun python t.py $A", ["1"], {}),
+    ('A="x y"\nsrun python t.py "$A" $A', ["x y", "x", "y"], {}),
+    ("srun bash -c 'python t.py --w 1'", ["--w", "1"], {}),
+    ("export A=1\nA=2\nsrun python t.py", [], {"environment": {"A": "2"}}),
+    ("export A=1\nunset A\nsrun python t.py", [], {}),
+    ("export A=${B:-3}\nsrun python t.py", [], {"setup": ["export A=${B:-3}"]}),
+    ("f() { export A=5; }\nf\nsrun python t.py", [], {"environment": {"A": "5"}}),
+    ("srun env A=4 python t.py", [], {"environment": {"A": "4"}}),
+    ("cd /data\nsrun python t.py", [], {"workdir": "/data"}),
+    ("pushd /data\nsrun python t.py", [], {"workdir": "/data"}),
+    ("cd /a\ncd ../b\nsrun python t.py", [], {"workdir": "/b"}),
+    ("go() { cd /c; }\ngo\nsrun python t.py", [], {"workdir": "/c"}),
+    ("(cd /d)\nsrun python t.py", [], {}),
+    # What only the job knows, or slurmddp does not do.
+    ("srun python t.py --id $((SLURM_JOB_ID % 7))", None, {}),
+    ("srun python t.py --seed $RANDOM", None, {}),
+    ("if [ -f resume ]; then A=--resume; fi\nsrun python t.py $A", None, {}),
+    ("if [[ -d /ckpt ]]; then srun python t.py --resume; else srun python t.py; fi", None, {}),
+    ("srun python prepare.py\nsrun python t.py", None, {}),
+    ("for s in 1 2; do srun python t.py --seed $s; done", None, {}),
+    ("srun -n 3 python t.py", None, {}),
+    ("srun -N 1 python t.py", None, {}),
+    ("srun python t.py </data/in", None, {}),
+    ("exec >log.txt\nsrun python t.py", None, {}),
+    ("srun numactl -N 0 python t.py", None, {}),
+    ("srun python t.py & srun python other.py & wait", None, {}),
+    ("srun bash -c 'python t.py --rank $SLURM_PROCID'", None, {}),
+    ("srun bash -c 'A=$SLURM_PROCID python t.py'", None, {}),
+    ("trap 'python clean.py' EXIT\nsrun python t.py", None, {}),
+    ("srun python t.py --day $(date +%F)", None, {}),
+    ("srun python t.py $MY_TOKEN_OPTIONS", None, {}),
+    ("srun my_wrapper python t.py", None, {}),
+    ("while :; do :; done\nsrun python t.py", None, {}),
+    ("exit 0\nsrun python t.py", None, {}),
+    ("mpirun -np 8 python t.py", None, {}),
+    ("L=composer\nsrun $L t.py", None, {}),
+    ("R=ray\n$R start --head\npython t.py", None, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "args", "keys"), SCRIPTS, ids=[lines for lines, _, _ in SCRIPTS])
+def test_an_import_is_the_same_training_or_refused(
+    cli: Cli, desk: Desk, lines: str, args: list[str] | None, keys: dict[str, Any]
+) -> None:
+    desk.environment["MY_TOKEN_OPTIONS"] = "--secret 1"
+    desk.write("t.py")
+    desk.write("a.sbatch", f"{HEAD}{lines}\n")
+    shown = cli("import", "a.sbatch", "--site", "gpus")
+    assert shown.code in (0, 1, 2) and "Traceback" not in shown.err
+    if args is None:
+        assert shown.code != 0, shown.out
+    elif shown.code == 0:
+        job = yaml.safe_load(shown.out)
+        train = job["train"]
+        assert (train["script"].rpartition("/")[2], train.get("args", [])) == ("t.py", args)
+        assert job.get("environment", {}) == keys.get("environment", {})
+        assert train.get("workdir", "") == keys.get("workdir", "")
+        assert job.get("setup", []) in (keys.get("setup", []), ["unset A"])
+
+
+def test_most_of_them_are_imported(cli: Cli, desk: Desk) -> None:
+    """A program that refuses everything is never wrong."""
+    desk.write("t.py")
+    codes = []
+    for lines, args, _ in SCRIPTS:
+        if args is not None:
+            desk.write("a.sbatch", f"{HEAD}{lines}\n")
+            codes.append(cli("import", "a.sbatch", "--site", "gpus").code)
+    assert codes.count(0) >= len(codes) / 2, codes
