@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import slurmddp.launch.job_check.rules  # noqa: F401 - registers them
-from slurmddp.scripts.check.rule import Rule, Severity
 from slurmddp.errors import ExternalError
 from slurmddp.launch.job_check.answer import answer
 from slurmddp.launch.job_check.cluster import Cluster, Nodes
@@ -19,6 +18,7 @@ from slurmddp.launch.job_check.partitions import Offer
 from slurmddp.launch.job_check.rule import RULES, Finding, Hit, Subject, check_job
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.quotas import Quota
+from slurmddp.scripts.check.rule import Rule, Severity
 from slurmddp.slurm.client import Answer
 from tests.helpers import LM_JOB, ROOT, SIF, Desk, plan_of
 

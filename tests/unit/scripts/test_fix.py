@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurmddp.report.check import fix_lines
 from slurmddp.scripts.check import fix
 from slurmddp.scripts.check.finding import Finding, check_script
 from slurmddp.scripts.check.fix import FIXES, MOST, Draft, Fixed, fix_script
 from slurmddp.scripts.check.script import Script, parse, read
-from slurmddp.report.check import fix_lines
 
 FIXTURES = Path(__file__).parent / "fixtures"
 every_fixture = pytest.mark.parametrize("path", sorted(FIXTURES.glob("*/*.sbatch")), ids=lambda path: path.stem)

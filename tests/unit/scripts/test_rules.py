@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp.errors import UserError
 from slurmddp.scripts.check.finding import RULES, Finding, Hit, check_script
 from slurmddp.scripts.check.rule import Rule
 from slurmddp.scripts.check.script import Script, read
-from slurmddp.errors import UserError
 
 from . import page
 
