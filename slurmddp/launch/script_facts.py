@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from slurmddp.launch.modules import module_file
+from slurmddp.launch.prepare import Prepared
 from slurmddp.plan.model import Plan
 from slurmddp.program.facts import Facts
 from slurmddp.program.read import read_program
@@ -25,14 +26,21 @@ def script_facts(plan: Plan) -> Facts | None:
     return read_program(str(file), [folder, *roots], program.module) if file else None
 
 
-def script_dict(plan: Plan) -> dict[str, Any] | None:
-    """Return the facts and sentences for `check`; docs/check-job.md has the keys."""
+def script_dict(prepared: Prepared) -> dict[str, Any] | None:
+    """Return the facts and sentences for `check`, without what the job file sets; docs/check-job.md has the keys."""
+    plan, job = prepared.plan, prepared.resolved.job
     facts = script_facts(plan)
     if facts is None:
         return None
+    given = {
+        "train.resume_args": bool(job.train.resume_args),
+        "checkpoint.watch": bool(job.checkpoint.watch),
+        "train.workdir": job.train.workdir is not None,
+    }
     # Where Slurm decides about the GPUs, the number of ranks is not known: several, then.
     said = [
         {"where": f"{each.place.file}:{each.place.line}" if each.place else "", "text": each.text, "todo": each.todo}
-        for each in sentences(facts, plan.nodes.world or 2)
+        for each in sentences(facts, plan.nodes.world or 2, resumes=given["train.resume_args"])
     ]
-    return {**facts.as_dict(), "sentences": said}
+    proposed = [each._asdict() for each in facts.proposals if not given[each.key]]
+    return {**facts.as_dict(), "proposals": proposed, "sentences": said}

@@ -147,7 +147,7 @@ class Judge:
         named: list[tuple[Event, ast.expr]] = []
         for event in self.events:
             name = last(event.node.func)
-            if name == "to" and not any(each.startswith("torch.") for each in event.names) and event.node.args:
+            if name == "to" and event.node.args:
                 named.append((event, event.node.args[0]))
             elif name == "set_device" or "torch.device" in event.names:
                 value = event.argument("device", 0)
@@ -164,7 +164,9 @@ class Judge:
             text = " ".join(origin.words | origin.calls)
             if _LOCAL_RANK.search(text):
                 by_rank.append(event)
-            elif any(_RANK_WORD.search(word) or "local_rank" in word.lower() for word in origin.words):
+            elif "torch.accelerator" in text or any(
+                _RANK_WORD.search(word) or "local_rank" in word.lower() for word in origin.words
+            ):
                 unclear.append(event)
             elif "cuda" in text or {str(each) for each in self.trace.texts(event.unit, value)} <= set("0123"):
                 (unclear if origin.unknown or origin.options else fixed_at).append(event)
@@ -249,11 +251,12 @@ class Judge:
     def internet(self) -> Fact:
         """Answer data_from_internet. A download that stands under a condition is cannot tell."""
         name = "data_from_internet"
-        events = self.calls(CALL[name]) + [e for e in self.events if e.argument("download") is not None]
+        known = self.calls(CALL[name])
+        events = known + [event for event in self.events if _downloads(event) is not None and event not in known]
         events += [event for event in self.methods("from_pretrained") if event not in events]
         unsure = []
         for event in events:
-            download = event.argument("download")
+            download = None if event in known else _downloads(event)
             if download is not None and isinstance(download, ast.Constant):
                 if not download.value:
                     continue
@@ -327,20 +330,18 @@ class Judge:
         return self.yes(name, events) if events else self.no(name)
 
     def stops(self) -> Fact:
-        """Answer stops: a handler counts for SIGTERM or SIGUSR1 if it is the program's own."""
-        found = []
+        """Answer stops: should_stop; of a signal handler, nobody knows whether it leads to a save."""
+        handlers = []
         for event in self.calls(CALL["stops"]):
-            if any(name.startswith("signal.") for name in event.names):
-                words = {last(arg) for arg in event.node.args}
-                if not words & set(_SIGNALS) or words & {"SIG_DFL", "SIG_IGN"}:
-                    continue
-            found.append(event)
-        if found:
-            return self.yes("stops", found)
+            if not any(name.startswith("signal.") for name in event.names):
+                return self.yes("stops", [event])
+            words = {last(arg) for arg in event.node.args}
+            if words & set(_SIGNALS) and not words & {"SIG_DFL", "SIG_IGN"}:
+                handlers.append(event)
+        if handlers:
+            return self.fact("stops", Answer.UNKNOWN, handlers, "it has a signal handler")
         if "Lightning" in self.frameworks:
-            return self.fact(
-                "stops", Answer.UNKNOWN, self.frameworks["Lightning"], "depends on Lightning's environment"
-            )
+            return self.fact("stops", Answer.UNKNOWN, self.frameworks["Lightning"], "it depends on Lightning's plugins")
         return self.no("stops")
 
     def requeues(self) -> Fact:
@@ -355,6 +356,10 @@ class Judge:
             if "scontrol" in words or "sbatch" in words:
                 events.append(event)
         return self.yes("requeues", events) if events else self.no("requeues")
+
+
+def _downloads(event: Event) -> ast.expr | None:
+    return event.argument("download") or event.argument("pretrained")
 
 
 def _is(node: ast.AST, text: str) -> bool:

@@ -45,14 +45,14 @@ _RANKS = (
 )  # fmt: skip
 
 
-def sentences(facts: Facts, ranks: int) -> Iterator[Sentence]:
-    """Yield what a job of so many ranks has to expect of the script."""
+def sentences(facts: Facts, ranks: int, *, resumes: bool = False) -> Iterator[Sentence]:
+    """Yield what a job of so many ranks has to expect of the script. resumes: whether train.resume_args is set."""
     for name, answer, text, todo in (*(_RANKS if ranks > 1 else ()), *_ALWAYS):
         fact = facts[name]
         if fact.answer is answer:
             yield Sentence(fact.places[0] if fact.places else None, text, todo)
     yield from _of_ranks(facts) if ranks > 1 else ()
-    yield from _of_saves(facts)
+    yield from _of_saves(facts, resumes)
 
 
 def _of_ranks(facts: Facts) -> Iterator[Sentence]:
@@ -69,7 +69,7 @@ def _of_ranks(facts: Facts) -> Iterator[Sentence]:
                        "sampler.set_epoch(epoch)")  # fmt: skip
 
 
-def _of_saves(facts: Facts) -> Iterator[Sentence]:
+def _of_saves(facts: Facts, resumes: bool) -> Iterator[Sentence]:
     saves, loads = facts["saves"], facts["loads"]
     if saves.answer is not YES:
         return
@@ -82,6 +82,6 @@ def _of_saves(facts: Facts) -> Iterator[Sentence]:
         yield Sentence(
             place, "loads no save: a start after a fault begins at step 1", "load the newest save at the start"
         )
-    elif loads.answer is YES and loads.detail and facts["loads_alone"].answer is NO:
+    elif loads.answer is YES and loads.detail and not resumes and facts["loads_alone"].answer is NO:
         text = f"loads a save only with {loads.detail}: without train.resume_args, it begins at step 1 after a fault"
         yield Sentence(loads.places[0], text)

@@ -72,5 +72,5 @@ def answer(
     elsewhere = [f"{error.where}: {error.what}" if error.where else error.what for error in subject.elsewhere]
     start = trial.start if trial else None
     depends = [_PYTHON.format(python_of_submit())] if plan.scheduler == "slurm" else []
-    script = script_dict(plan)
+    script = script_dict(prepared)
     return Answer(plan, [], found, elsewhere, start, subject.cluster.silent, offered, depends, script)

@@ -233,7 +233,8 @@ def test_the_page_lists_the_rules_and_the_keys(desk: Desk) -> None:
     told = answer(prepared_of(desk), partitions=True, cluster=Cluster(Slurm())).as_dict()
     keys = {key for key in told if key != "counts"} | {f"counts.{key}" for key in told["counts"]}
     keys |= {f"{group}[].{key}" for group in ("findings", "partitions") for key in told[group][0]}
-    assert set(re.findall(r"^\| `([^`]+)` \|", rest.split("## --json")[1], re.MULTILINE)) == keys
+    listed = set(re.findall(r"^\| `([^`]+)` \|", rest.split("## --json")[1], re.MULTILINE))
+    assert {key for key in listed if not key.startswith("script.")} == keys
 
 
 def _link(rule: Rule[Subject, Hit]) -> str:
@@ -288,3 +289,28 @@ def test_the_start_and_the_partitions_by_their_start(desk: Desk) -> None:
 )
 def test_gpus_of_a_node(gres: str, gpus: dict[str, int]) -> None:
     assert Nodes(64, 1000, gres).gpus() == gpus
+
+
+def test_the_script_is_read(desk: Desk) -> None:
+    text = "import argparse, torch\np = argparse.ArgumentParser()\np.add_argument('--resume', default='')\n"
+    text += "args = p.parse_args()\nopt = torch.optim.SGD(m.parameters(), 1)\nif args.resume:\n"
+    text += "    state = torch.load(args.resume)\n    opt.load_state_dict(state['opt'])\n"
+    text += "torch.save({'opt': opt.state_dict(), 'step': 1}, 'out/last.pt')\n"
+    script = desk.write("project/train.py", text)
+    options = (f"train.script={script}", "train.task=null", "train.data={}", "train.model={}")
+    told = answer(prepared_of(desk, *options), cluster=Cluster(Slurm())).as_dict()["script"]
+    assert {each["key"]: each["value"] for each in told["proposals"]} == {
+        "train.resume_args": ["--resume", "{checkpoint}"],
+        "checkpoint.watch": ["out"],
+    }
+    assert any("process group" in each["text"] for each in told["sentences"])
+    assert told["facts"]["loads"]["places"][0]["line"] == 7
+    page = set(re.findall(r"^\| `script\.([^`]+)` \|", (ROOT / "docs/check-job.md").read_text(), re.MULTILINE))
+    assert page == {*told, *(f"facts.NAME.{key}" for key in told["facts"]["loads"])}
+    options = (*options, "train.resume_args=[--resume, x]", "checkpoint.watch=[out]")
+    told = answer(prepared_of(desk, *options), cluster=Cluster(Slurm())).as_dict()["script"]
+    assert told["proposals"] == [] and not any("resume_args" in each["text"] for each in told["sentences"])
+
+
+def test_a_task_has_no_script(desk: Desk) -> None:
+    assert answer(prepared_of(desk), cluster=Cluster(Slurm())).as_dict()["script"] is None
