@@ -123,8 +123,6 @@ class Release:
         started = re.search(r" Restarts=(\d+)", report)
         seen = " ".join(re.findall(r"(?:JobState|Reason|Restarts)=\S+", report)) or self._seen
         self._seen, self._same = seen, self._same + 1 if seen == self._seen else 1
-        if self._old is None and started is not None and int(started.group(1)) > self.request.restarts:
-            self._old = _is_old(report)
         if re.search("JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT)", report):
             self.over = True
         elif started is None or int(started.group(1)) <= self.request.restarts:
@@ -135,6 +133,8 @@ class Release:
         elif "Reason=" + REFUSED in report:
             self._release_refused(report)
         elif re.search("JobState=PENDING.*Reason=BeginTime", report):
+            if self._old is None:  # not before: while its processes still end, the job has the time of its last start
+                self._old = _is_old(report)
             self._held += 1
             # Within the second in which it ended the last one, a node refuses a job's new start.
             if self._held > 2 and not self._old and not self.released and self._is_free():

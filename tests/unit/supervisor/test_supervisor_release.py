@@ -54,6 +54,10 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     return made
 
 
+#: As Slurm 24.11 shows a job that `scontrol requeue` has ended: already one restart, and the times of the start before.
+ENDING = "JobState=COMPLETING Reason=None Restarts=1 EligibleTime=2026-11-26T22:59:33 ExcNodeList=(null)"
+
+
 def held(seconds: float = 120) -> str:
     begin = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
     return f"JobState=PENDING Reason=BeginTime Restarts=1 EligibleTime={begin} ExcNodeList=n8"
@@ -112,6 +116,13 @@ def test_a_hold_that_is_older_than_this_process_is_left_to_slurm(played: Played)
     """The job's node did not answer, is back, and still ends what ran there."""
     played.job = held(60)
     assert played.look(30) == []
+
+
+def test_the_time_of_the_last_start_is_none_of_the_hold(played: Played) -> None:
+    played.job = ENDING
+    assert played.look(9) == []
+    played.job = held()
+    assert played.look(2) == [] and "StartTime=now" in played.look()[-1]
 
 
 def test_a_job_that_a_node_refused_is_released_twice_at_most(played: Played) -> None:
