@@ -103,6 +103,9 @@ class Judge:
         for framework in self.configured:
             if framework in DOES.get(name, ()) and not events:
                 return Fact(name, Answer.UNKNOWN, (), f"{framework}, as it is configured")
+        maybe = self.methods("seed", "set_seed", "fix_seed") if name == "seeds" and not events else []
+        if maybe:  # of numpy or random alone, or of an object that is not known
+            return self.fact(name, Answer.UNKNOWN, maybe)
         return self.on_demand(name, events) if events else self.no(name)
 
     def on_demand(self, name: str, events: list[Event]) -> Fact:
@@ -233,7 +236,7 @@ class Judge:
             other = ranks or [
                 e for e in self.events if "timm" in {n.split(".")[0] for n in e.names} and "load" in last(e.node.func)
             ]
-            if other:
+            if other or self._splits_by_rank():
                 shards = self.fact("shards_data", Answer.UNKNOWN, other, "the rank goes into how it reads")
         if epochs:
             return shards, self.yes("set_epoch", epochs)
@@ -242,6 +245,18 @@ class Judge:
             if shards.answer is Answer.UNKNOWN or engines
             else self.no("set_epoch")
         )
+
+    def _splits_by_rank(self) -> bool:
+        """Return whether a sampler or dataset of its own may look at the rank, or a library's splits by node."""
+        for unit in self.program.reached:
+            own = re.search("Sampler|Data|Load|Batch", unit.of or unit.name, re.IGNORECASE)
+            for node, _ in unit.refs:
+                name = last(node)
+                if re.search(r"Distributed\w*Sampler|split_by_|nodesplitter", name) or (
+                    own and _RANK_WORD.search(name)
+                ):
+                    return True
+        return False
 
     def by_rank(self, event: Event) -> bool:
         """Return whether an argument of a call comes from the rank."""

@@ -80,6 +80,8 @@ class Saves:
         self.exports = [event for event in judge.methods("save_pretrained", "save_model") if not self._is_local(event)]
         self.configured = bool(judge.configured & {"transformers Trainer", "Lightning"})
         self.trainer = next((name for name in ("transformers Trainer", "Lightning") if name in judge.frameworks), "")
+        #: Frameworks that may save and load by options that are not read here.
+        self.own_loop = next((name for name in ("Composer", "Ray Train") if name in judge.frameworks), "")
         self.contents = [self._content(event) for event in self.plain]
 
     def _passed_on(self, event: Event) -> list[Event]:
@@ -206,7 +208,7 @@ class Saves:
             yield from self._of_trainer()
             return
         if not all_events:
-            known = judge.yes("saves", self.exports) if self.exports else judge.no("saves")
+            known = judge.yes("saves", self.exports) if self.exports else self._no_save()
             yield known
             none = NO if known.answer is not UNKNOWN else UNKNOWN
             yield Fact("saves_every_rank", none if not self.exports else UNKNOWN)
@@ -222,6 +224,14 @@ class Saves:
             unclear = UNKNOWN if UNKNOWN in answers or judge.hidden or self.trainer else NO
             yield judge.fact(f"saves_{kind}", YES if hits else unclear, hits)
         yield from self._places(all_events)
+
+    def _no_save(self) -> Fact:
+        """Return no, or cannot tell if an object that is not known saves something."""
+        names = ("save", "save_checkpoint", "save_weights", "save_state", "save_snapshot", "save_state_dict", "report")
+        maybe = [e for e in self.judge.methods(*names) if not e.names or any(n.startswith("torch.") for n in e.names)]
+        if maybe or self.own_loop:
+            return self.judge.fact("saves", UNKNOWN, maybe, self.own_loop)
+        return self.judge.no("saves")
 
     def _of_trainer(self) -> Iterator[Fact]:
         events = self.judge.frameworks[self.trainer]
@@ -319,7 +329,9 @@ class Saves:
         trains = judge.calls(re.compile(r"(?:transformers|trl)(?:\.\w+)*\.\w*Trainer\(\)\.train"))
         if trains and not plain and not any(e.node.args or e.node.keywords for e in trains):
             return judge.no("loads"), judge.no("loads_alone"), []
-        if (plain and states) or self.trainer or self.configured:
+        names = ("load", "load_checkpoint", "load_state", "load_snapshot", "restore", "resume", "load_weights")
+        maybe = [event for event in judge.methods(*names) if not event.names]
+        if maybe or self.own_loop or (plain and states) or self.trainer or self.configured:
             why = "it loads something; whether it continues from it is open" if plain else self.trainer
             return judge.fact("loads", UNKNOWN, plain, why), judge.fact("loads_alone", UNKNOWN, plain), []
         return judge.no("loads"), judge.no("loads_alone"), []

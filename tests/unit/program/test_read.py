@@ -159,6 +159,18 @@ train()
     assert (facts["wraps_model"].answer, facts["saves_random"].answer) == (YES, YES)
 
 
+def test_what_an_unknown_object_does_is_open(tmp_path: Path) -> None:
+    text = "from composer import Trainer\nTrainer(model, save_folder='x').fit()\n"
+    facts = read(tmp_path, text)
+    assert {facts[name].answer for name in ("saves", "loads", "saves_optimizer", "saves_every_rank")} == {UNKNOWN}
+    facts = read(
+        tmp_path, "import torch\ndef f(thing):\n    thing.save('x')\n    thing.restore('x')\n    thing.seed(1)\nf(a)\n"
+    )
+    assert {facts[name].answer for name in ("saves", "loads", "seeds")} == {UNKNOWN}
+    facts = read(tmp_path, "import torch\nimport webdataset as wds\nwds.WebLoader(x, nodesplitter=wds.split_by_node)\n")
+    assert facts["shards_data"].answer is UNKNOWN
+
+
 def test_hydra_is_not_guessed(tmp_path: Path) -> None:
     text = """
 import hydra
