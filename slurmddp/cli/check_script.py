@@ -64,7 +64,7 @@ def check_scripts(asked: opt.Asked, *, as_json: bool) -> set[str]:
     scripts = [read(Path(name)) for name in _names(asked)]
     found = [finding for each in scripts for finding in check_script(each, evaluate=True)]
     if not available():
-        opt.say("note: this machine gives no user namespaces, so only the text of the script was read")
+        opt.say("note    this machine allows no user namespaces: only the text of the script was read")
     if as_json:
         typer.echo(opt.json_text(as_dict(scripts, found)))
     else:

@@ -19,7 +19,7 @@ _BESIDE = re.compile(
 )
 _READ = re.compile(r"\$\{?#?([A-Za-z_]\w*)")
 _ASSIGNED = re.compile(
-    r"\b([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=|\b(?:for|read|mapfile|readarray|local|declare|-t|-a|-r|-v)\s+([A-Za-z_]\w*)"
+    r"\b([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=|\b(?:for|read|mapfile|readarray|local|declare|printf)\s+(?:-\w+\s+)*([A-Za-z_]\w*)"
 )
 _LARGEST = 64 * 1024  # bytes of a file that the script reads
 _LAUNCHERS = {"torchrun", "accelerate", "accelerate-launch", "deepspeed", "tune"}
@@ -206,7 +206,7 @@ def _options(launch: Launch, arguments: list[list[str]]) -> None:
                 launch.options[name] = UNKNOWN
         elif (value := next(iter(values))) is None:
             launch.options.pop(name, None)
-        elif told != value and (told is None or "?" in symbols(told) or not symbols(told)):
+        elif told != value:
             launch.options[name] = value
     if launch.opaque and all(each.keys() == seen[0].keys() for each in seen):
         launch.opaque = ()

@@ -21,7 +21,8 @@ every_fixture = pytest.mark.parametrize("path", sorted(FIXTURES.glob("*/*.sbatch
 #: Rules whose bad script has no single right answer: the values, or the intention, are the user's.
 LEFT = {
     "cpus-not-inherited", "deepspeed-per-node", "idle-gpus", "log-overwritten", "nccl-disabled", "no-cpus",
-    "no-gpus", "no-requeue", "no-time", "sbatch-disabled", "sbatch-variable", "secret", "spool-path", "syntax", "exit-code-lost", "random-port", "option-twice", "quoted-list", "empty-option",
+    "no-gpus", "no-requeue", "no-time", "sbatch-disabled", "sbatch-variable", "secret", "spool-path", "syntax",
+    "exit-code-lost", "random-port", "option-twice", "quoted-list", "empty-option",
     "tasks-gpus", "too-many-ranks", "undefined-variable",
 }  # fmt: skip
 

@@ -1,0 +1,84 @@
+"""What bash says about a script counts more than its text: launches, options, and what a correction changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurmddp.scripts.check import recorded
+from slurmddp.scripts.check.finding import check_script
+from slurmddp.scripts.check.fix import fix_script
+from slurmddp.scripts.check.recorded import record, same_programs, unset_names
+from slurmddp.scripts.check.script import parse
+from slurmddp.scripts.sandbox.evaluate import available
+from tests.unit.scripts.test_unknown import C10D, HEAD
+
+pytestmark = pytest.mark.skipif(not available(), reason="this machine gives no user namespaces")
+
+
+def errors(text: str) -> list[str]:
+    return [each.rule.id for each in check_script(parse(text), evaluate=True) if each.severity == "error"]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        # Known to bash alone.
+        (f"N=$(echo 1)\nsrun torchrun --nnodes=$N --nproc_per_node=4 {C10D} x.py", ["nnodes"]),
+        (f"case $SLURM_NNODES in 3) N=2 ;; esac\nsrun torchrun --nnodes=$N --nproc_per_node=4 {C10D} x.py", ["nnodes"]),
+        (f"N=4; let N-=1\nsrun torchrun --nnodes=$N --nproc_per_node=4 {C10D} x.py", []),
+        # Nothing starts it, in some jobs at least.
+        (f"exit 0\nsrun torchrun --nnodes=1 --nproc_per_node=4 {C10D} x.py", []),
+        (f"[ -f there ] || exit 1\nsrun torchrun --nnodes=1 --nproc_per_node=4 {C10D} x.py", []),
+        # What the shell that submits it may set is no reason for an error.
+        (f"srun torchrun --nnodes=${{N:-1}} --nproc_per_node=4 {C10D} x.py", []),
+        (f"srun torchrun $OPTIONS --nproc_per_node=4 {C10D} x.py", []),
+    ],
+)
+def test_bash_knows_more_than_the_text(text: str, found: list[str]) -> None:
+    assert errors(f"{HEAD}{text}\n") == found
+
+
+def test_files_beside_the_script_are_read_but_nothing_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("export A=secret\n")
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / ".env").write_text("N=1\n")
+    (folder / "link.sh").symlink_to(tmp_path / "secret")
+    text = f"{HEAD}source .env\nsource link.sh\nsrun torchrun --nnodes=$N --nproc_per_node=4 {C10D} x.py $A\n"
+    script = parse(text, folder / "a.sbatch")
+    runs = record(script) or ()
+    assert runs and all("--nnodes=1" in each.words for run in runs for each in run.started if each.name == "torchrun")
+    assert "secret" not in str([each.words for run in runs for each in run.started if each.name == "torchrun"])
+
+
+def test_variables_of_the_shell_that_submits() -> None:
+    text = "A=1\nfor i in 1; do read -r B <<<x; done\necho $A $i $B $C ${D:-2} $SLURM_JOB_ID $HOME # $E\n"
+    assert unset_names(text) >= {"C", "D"} and not unset_names(text) & {"A", "i", "B", "SLURM_JOB_ID", "HOME"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [
+        ("srun torchrun --nnodes=1 x.py", "srun torchrun --nnodes=3 x.py", True),
+        ("torchrun --nnodes=3 x.py --a 1", "srun torchrun --nnodes=3 x.py --a 1", True),
+        ("srun python x.py --rank $SLURM_PROCID", "srun bash -c 'python x.py --rank $SLURM_PROCID'", True),
+        ("srun torchrun x.py --a 1", "srun torchrun x.py", False),
+        ("srun torchrun x.py", "srun torchrun y.py", False),
+        ("srun torchrun x.py", "cd /a\nsrun torchrun x.py", False),
+        ("srun torchrun x.py", "srun torchrun x.py >log", False),
+        ("srun torchrun --rdzv_endpoint=$MASTER_ADDR x.py",
+         "srun bash -c 'torchrun --rdzv_endpoint=$(hostname) x.py'", False),
+    ],
+)  # fmt: skip
+def test_a_correction_keeps_what_starts(before: str, after: str, same: bool) -> None:
+    assert same_programs(parse(f"{HEAD}{before}\n"), parse(f"{HEAD}{after}\n")) is same
+
+
+def test_a_correction_that_starts_something_else_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = parse(f"{HEAD}torchrun --nnodes=3 --nproc_per_node=4 {C10D} x.py\n")
+    assert "srun" in fix_script(script, prove=True).text
+    monkeypatch.setattr(recorded, "same_programs", lambda *_: False)
+    result = fix_script(script, prove=True)
+    assert result.text == script.text and "would start other programs" in result.doubt
