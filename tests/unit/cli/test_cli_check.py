@@ -146,3 +146,13 @@ def test_a_job_is_checked_and_the_exit_code_follows_the_worst_finding(cli: Cli, 
     assert json.loads(cli(*wrong, "--json").out)["counts"]["error"] == 1
     refused = cli("check", "job.yaml", "--set", "resources.time=no")
     assert refused.code == 2 and "resources.time" in refused.err
+
+
+def test_without_namespaces_the_text_alone_is_read_and_nothing_is_proven(cli: Cli, desk: Desk) -> None:
+    desk.environment["SLURMDDP_NO_SANDBOX"] = "1"
+    desk.write("t.py")
+    desk.write("a.sbatch", "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --gpus-per-node=4\n#SBATCH -t 60\nsrun torchrun t.py\n")
+    shown = cli("check", "a.sbatch")
+    assert shown.code == 1 and "nnodes" in shown.out and "only the text of the script was read" in shown.err
+    shown = cli("import", "a.sbatch")
+    assert shown.code == 1 and "not proven" in shown.err
