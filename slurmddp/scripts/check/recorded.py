@@ -11,7 +11,7 @@ from slurmddp.scripts.check.directives import OPTIONS, SRUN_ONLY, full, slurm_va
 from slurmddp.scripts.check.launches import PYTHON, Launch, Walker, _kind, _srun_options, launcher_options
 from slurmddp.scripts.check.script import Script
 from slurmddp.scripts.check.values import SET_BY_SHELL, UNKNOWN, symbols
-from slurmddp.scripts.sandbox.evaluate import Evaluated, Job, Started, Unavailable, evaluate
+from slurmddp.scripts.sandbox.evaluate import Evaluated, Job, Started, Unavailable, available, evaluate
 from slurmddp.shared.files import read_plain
 
 _BESIDE = re.compile(
@@ -114,6 +114,8 @@ def record(
 ) -> tuple[Evaluated, ...] | None:
     """Return what each imagined job starts; None, if this machine has no sandbox, or the script no end."""
     if not script.is_shell or "\r" in script.text:
+        return None
+    if not available():
         return None
     jobs, files = imagined(script, variables, other), beside(script)
     runs = _record(script.text, script.path.name, repr(jobs), repr(files), _Thunk(jobs, files))

@@ -189,12 +189,12 @@ def test_it_records_words_folder_files_and_tasks() -> None:
 
 def test_no_namespaces_means_no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "_run", lambda specs: [{"error": "unshare: Operation not permitted"} for _ in specs])
-    available.cache_clear()
+    sandbox._probed.cache_clear()
     try:
         assert not available()
         with pytest.raises(sandbox.Unavailable):
             evaluate("#!/bin/bash\n", [JOB])
     finally:
         monkeypatch.undo()
-        available.cache_clear()
+        sandbox._probed.cache_clear()
         assert os.environ.get("SLURMDDP_NO_SANDBOX") or available() in (True, False)
