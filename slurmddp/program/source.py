@@ -16,9 +16,9 @@ from typing import NamedTuple
 from slurmddp.program.facts import Unread
 
 FILE_BYTES = 512 * 1024
-ALL_BYTES = 2 * 1024 * 1024
-FILES = 150
-SECONDS = 10.0
+ALL_BYTES = 1024 * 1024
+FILES = 100
+SECONDS = 5.0
 _PYTHON_2 = ("Missing parentheses in call to 'print'", "multiple exception types must be parenthesized")
 
 

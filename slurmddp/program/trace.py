@@ -50,6 +50,9 @@ class Trace:
         if any(last(event.node.func) == "HfArgumentParser" for event in program.events):
             name = "resume_from_checkpoint"  # a field of transformers.TrainingArguments
             self.options[name] = Option(f"--{name}", name, None, True, True, 0)
+        self._functions: dict[str, list[Unit]] = {}
+        for unit in program.reached:
+            self._functions.setdefault(f"@{unit.source.module}:{unit.name}", []).append(unit)
         self._callers: dict[str, list[Event]] = {}
         for event in program.events:
             for name in event.names:
@@ -111,10 +114,11 @@ class Trace:
     def returned(self, names: set[str]) -> list[tuple[Unit, ast.expr]]:
         """Return what local functions of these names return."""
         found: list[tuple[Unit, ast.expr]] = []
-        for unit in self.program.reached:
-            if unit.node is not None and f"@{unit.source.module}:{unit.name}" in names:
+        for name in names:
+            for unit in self._functions.get(name, ()):
+                nodes = ast.walk(unit.node) if unit.node is not None else ()
                 found += [
-                    (unit, r.value) for r in ast.walk(unit.node) if isinstance(r, ast.Return) and r.value is not None
+                    (unit, each.value) for each in nodes if isinstance(each, ast.Return) and each.value is not None
                 ]
         return found[:4]
 

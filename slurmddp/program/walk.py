@@ -71,9 +71,11 @@ class Program:
             self._block(source.tree.body, (), top, "", source)
         self._functions: dict[tuple[str, str], list[Unit]] = defaultdict(list)
         self._methods: dict[str, list[Unit]] = defaultdict(list)
+        self._members: dict[str, list[Unit]] = defaultdict(list)
         for unit in self.units:
             if unit.of:
                 self._methods[unit.name].append(unit)
+                self._members[unit.of].append(unit)
             elif unit.name:
                 self._functions[unit.source.module, unit.name].append(unit)
         self.callers: dict[int, list[tuple[Unit, tuple[ast.expr, ...]]]] = defaultdict(list)
@@ -161,7 +163,7 @@ class Program:
                 hooked = any(
                     _HOOKED.search(each) for base in node.bases for each in self.names.dotted(source.module, base)
                 )
-                for method in [unit for unit in self.units if unit.of == name and unit.source is source]:
+                for method in [unit for unit in self._members.get(name, ()) if unit.source is source]:
                     special = method.name.startswith("__") or method.name == "forward" or hooked
                     if special or method.name in attributes:
                         for origin in attributes.get(method.name) or [(caller, guards)]:
