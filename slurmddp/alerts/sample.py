@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,14 +25,19 @@ _CAUSE = "a test by `slurmddp alert test`: nothing happened (rank 0 on node1)"
 _LOG = "This is a test of the alerts of slurmddp.\nThe last lines of the log go here: <b> & @everyone `code` *stars*\n"
 
 
-class Results(NamedTuple):
-    """A line for each message, and whether every one was taken."""
+class Sample(NamedTuple):
+    """What became of one message. arrived: None if the target does not ask for this kind."""
 
-    lines: tuple[str, ...]
-    all_arrived: bool
+    kind: str
+    target: str
+    arrived: bool | None
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind:<10} {self.target:<16} {self.text}"
 
 
-def send_samples(plan: Plan, environment: MutableMapping[str, str]) -> Results:
+def send_samples(plan: Plan, environment: MutableMapping[str, str]) -> list[Sample]:
     """Send each kind that a target asks for. Raises UserError if there is no target, or an address is missing."""
     if plan.alerts is None:
         raise UserError(
@@ -53,13 +58,7 @@ def send_samples(plan: Plan, environment: MutableMapping[str, str]) -> Results:
             (root / name).write_text(text, encoding="utf-8")
         secrets.keep(folder, addresses, environment)
         _make_up(folder)
-        lines, arrived = [], True
-        for kind in KINDS:
-            found = _send(folder, kind, environment)
-            for line, good in _rows(alerts, kind, found):
-                lines.append(line)
-                arrived = arrived and good
-        return Results(tuple(lines), arrived)
+        return [row for kind in KINDS for row in _rows(alerts, kind, _send(folder, kind, environment))]
     finally:
         secrets.forget(folder.id, environment)
         shutil.rmtree(root, ignore_errors=True)
@@ -81,22 +80,18 @@ def _send(folder: RunFolder, kind: str, environment: MutableMapping[str, str]) -
     return {outcome.target: outcome.sent for outcome in Sender(settings, says=lambda text: None).send(alert, _BUDGET)}
 
 
-def _rows(alerts: AlertsPlan, kind: str, found: dict[str, Sent]) -> list[tuple[str, bool]]:
-    rows = []
+def _rows(alerts: AlertsPlan, kind: str, found: dict[str, Sent]) -> Iterator[Sample]:
     for target in alerts.targets:
-        head = f"{kind:<10} {target.name:<16}"
         if kind not in target.on:
-            rows.append((f"{head} skipped (not in `on`)", True))
+            yield Sample(kind, target.name, None, "skipped (not in `on`)")
             continue
         sent = found.get(target.name, Sent(WAITS, why="no answer in time"))
         if not sent.tries:
-            rows.append((f"{head} not sent: {sent.why}", False))
+            yield Sample(kind, target.name, False, f"not sent: {sent.why}")
             continue
         arrived = sent.outcome == ARRIVED
         said = f"status {sent.status}" if sent.status != "000" else "no answer"
         reason = f" ({sent.error})" if sent.error and not arrived else ""
         tries = f", {sent.tries} tries" if sent.tries > 1 else ""
-        rows.append(
-            (f"{head} {'arrived' if arrived else 'FAILED '}  {said}{reason}, {sent.seconds:g} s{tries}", arrived)
-        )
-    return rows
+        text = f"{'arrived' if arrived else 'FAILED '}  {said}{reason}, {sent.seconds:g} s{tries}"
+        yield Sample(kind, target.name, arrived, text)

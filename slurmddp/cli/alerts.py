@@ -22,14 +22,16 @@ def register(app: App) -> None:
 
 
 @opt.job_command()
-def alert_test(asked: opt.Asked) -> None:
+def alert_test(asked: opt.Asked, as_json: opt.Json = False) -> None:
     """Send a sample of each kind of alert to each target, and show the answers."""
     from slurmddp.alerts.sample import send_samples
 
-    results = send_samples(asked.prepare(strict=False).plan, os.environ)
-    for line in results.lines:
-        typer.echo(line)
-    raise typer.Exit(0 if results.all_arrived else 1)
+    samples = send_samples(asked.prepare(strict=False).plan, os.environ)
+    if as_json:
+        typer.echo(opt.json_text([sample._asdict() for sample in samples]))
+    else:
+        typer.echo("\n".join(map(str, samples)))
+    raise typer.Exit(int(any(sample.arrived is False for sample in samples)))
 
 
 def watch(
@@ -43,6 +45,7 @@ def watch(
     once: Annotated[
         bool, typer.Option("--once", help="Check once, then exit (exit code 1: some alerts were not sent)")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per check that found any")] = False,
 ) -> None:
     """Send the alerts of runs whose nodes have no internet, until Ctrl-C."""
     import time
@@ -58,7 +61,9 @@ def watch(
     while True:
         entries = [] if named else known_runs(os.environ)
         done = deliver_all(named or [entry.folder for entry in entries], seconds=60)
-        if done.sent:
+        if as_json and (once or done.sent or done.left):
+            typer.echo(opt.json_text({"sent": done.sent, "left": done.left, "why": done.why or None}))
+        elif done.sent:
             typer.echo(f"alerts sent: {done.sent}")
         if done.left and done.why != told:
             opt.say(

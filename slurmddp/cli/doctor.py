@@ -12,6 +12,7 @@ from slurmddp.cli.help import App
 
 if TYPE_CHECKING:
     from slurmddp.doctor.diagnose import Examination
+    from slurmddp.runs.layout import RunFolder
 
 
 def register(app: App) -> None:
@@ -28,16 +29,19 @@ def doctor(
             autocompletion=opt.run_names,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout")] = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Find the root cause of a failure in the logs of a run, also of one that slurmddp did not start. Exit codes: 0 no
     failure found, 1 failure found, 2 a file or run cannot be read, or a part was not examined and
     the rest has no failure."""
     from slurmddp.report.doctor import as_dict, lines
+    from slurmddp.runs.next_commands import next_commands
 
-    found = examine(targets or ["last"]).diagnose()
+    examined, runs = examine(targets or ["last"])
+    found = examined.diagnose()
     if as_json:
-        typer.echo(opt.json_text(as_dict(found)))
+        next_ = [each for run in runs for each in next_commands(run.id, "done" if found.root is None else "failed")]
+        typer.echo(opt.json_text({**as_dict(found), "next": [each for each in next_ if "doctor" not in each]}))
     else:
         for line in lines(found):
             typer.echo(line)
@@ -47,22 +51,22 @@ def doctor(
         raise typer.Exit(2)
 
 
-def examine(targets: list[str]) -> "Examination":
-    """Read runs and logs. Raises UserError where nothing could be read."""
+def examine(targets: list[str]) -> "tuple[Examination, list[RunFolder]]":
+    """Read runs and logs, and return which runs. Raises UserError where nothing could be read."""
     from slurmddp.doctor.diagnose import Examination
     from slurmddp.errors import UserError
     from slurmddp.visible import one_line
 
     examined = Examination()
-    for target in targets:
-        _read(examined, target)
+    runs = [run for target in targets if (run := _read(examined, target))]
     if not examined.files:
         note, _, todo = one_line(examined.notes[0]).partition(" -> ")
         raise UserError(note, todo=todo)
-    return examined
+    return examined, runs
 
 
-def _read(examined: "Examination", target: str) -> None:
+def _read(examined: "Examination", target: str) -> "RunFolder | None":
+    """Return the run, if the target is one."""
     from slurmddp.doctor.sources import is_done, read_path, read_run, read_stream, start_notes, survived_failures
     from slurmddp.launch.find import find_run
     from slurmddp.runs.snapshot_filter import is_run_folder
@@ -83,3 +87,5 @@ def _read(examined: "Examination", target: str) -> None:
         else:
             read_run(examined, folder)
         examined.notes += start_notes(folder)
+        return folder
+    return None

@@ -35,7 +35,7 @@ LAST = "last"
 #: Seconds between two looks of `status --watch`.
 LOOK_EVERY = 2.0
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask if `last` is a run of another folder")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout")]
+Json = opt.Json
 
 
 def register(app: App) -> None:
@@ -285,6 +285,7 @@ def cancel(
     now: Annotated[bool, typer.Option("--now", help="Cancel at once, with no time to save")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has exited")] = False,
     yes: Yes = False,
+    as_json: Json = False,
 ) -> None:
     """Cancel a run. A bundled task saves a checkpoint first; a script of your own has some time to save, then gets
     SIGTERM. The job is not requeued."""
@@ -293,15 +294,21 @@ def cancel(
     from slurmddp.launch.other_version import cancel_other_version, wait_for_job
     from slurmddp.runs.gate import own
     from slurmddp.runs.manifest import other_version
+    from slurmddp.runs.next_commands import next_commands
 
     folder = own(find_any_version(run, os.environ), to="cancel it")
     confirm(run, folder, "cancel", yes=yes)
-    if other_version(folder):
-        typer.echo(cancel_other_version(folder, now=now))
-        if wait:
-            typer.echo(wait_for_job(folder))
-        return
-    typer.echo(cancel_run(folder, now=now))
+    older = other_version(folder)
+    done = cancel_other_version(folder, now=now) if older else cancel_run(folder, now=now)
+    if not as_json:
+        typer.echo(done.text)
+    end = None
     if wait:
-        state = wait_until_over(lambda: look(folder).state)
-        typer.echo(state.line)
+        end = wait_for_job(folder) if older else wait_until_over(lambda: look(folder).state).line
+    if as_json:
+        jobs = [{"job_id": str(job_id), "action": action} for job_id, action in done.jobs]
+        next_ = [] if older else next_commands(folder.id, "cancelled" if wait or not jobs else "stopping")
+        told = {"run_id": folder.id, "jobs": jobs, "text": done.text, "end": end, "next": next_}
+        typer.echo(opt.json_text(told))
+    elif end is not None:
+        typer.echo(end)

@@ -131,7 +131,7 @@ def bundle(
     folder = find_any_version(run, os.environ)
     answers = {
         "status.json": lambda: opt.json_text(look(folder).as_dict()),
-        "doctor.txt": lambda: "\n".join(map(str, lines(examine([str(folder.path)]).diagnose()))),
+        "doctor.txt": lambda: "\n".join(map(str, lines(examine([str(folder.path)])[0].diagnose()))),
     }
     with Progress() as progress:
         progress.tell("packing")

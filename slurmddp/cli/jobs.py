@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from slurmddp.api import look
 from slurmddp.cli import options as opt
 from slurmddp.cli.follow import LAST, Json, Run, Yes, confirm
 from slurmddp.cli.help import App
@@ -46,7 +47,7 @@ def submit(
             "--plain", help="Submit a short ordinary sbatch script instead, NAME.sbatch, which runs without slurmddp"
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout")] = False,
+    as_json: Json = False,
     explain: opt.Explain = None,
 ) -> None:
     """Check the job, write its run folder, and submit it with sbatch."""
@@ -215,6 +216,9 @@ def run(
         int | None, typer.Option(metavar="N", help="Ranks per node  [default: one per GPU]", min=1, max=1024)
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Do not show the output of the ranks")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="At the end, print the status as JSON on stdout; implies --quiet")
+    ] = False,
 ) -> None:
     """Run a job now, inside an allocation (salloc, a batch job) or on this machine. Ctrl-C cancels it."""
     if ranks is not None:
@@ -225,7 +229,9 @@ def run(
 
     try:
         with Progress() as progress:
-            code = run_foreground(prepared, None if quiet else write_line, opt.say, progress.tell)
+            code, folder = run_foreground(prepared, None if quiet or as_json else write_line, opt.say, progress.tell)
+        if as_json:
+            typer.echo(opt.json_text({**look(folder).as_dict(), "exit_code": code}))
     except BrokenPipeError:
         opt.drop_output()
         code = 1  # cancelled, as `status` reports it

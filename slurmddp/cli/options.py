@@ -48,6 +48,7 @@ Site = Annotated[
     typer.Option(metavar="SITE", help="Site profile: a name, or a YAML file", autocompletion=site_names),
 ]
 Explain = Annotated[str | None, typer.Option(metavar="KEY", help="Show where a setting comes from, then exit")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout")]
 Resume = Annotated[
     str | None,
     typer.Option(

@@ -161,6 +161,7 @@ def init(
     wait: Annotated[
         str | None, typer.Option(metavar="TIME", help="Cancel probes that have not run by then [default: 10m]")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Draft a site profile from what this cluster's Slurm says. Submits nothing without --probe."""
     from slurmddp.launch.site_init.live import look
@@ -177,10 +178,15 @@ def init(
     target.path(live)
     seen = look_on_nodes(live, account, seconds, opt.say) if probe else []
     text, path = target.write(live, seen)
-    if path is None:
+    site = None if path is None else path.stem if output is None else str(path)
+    if as_json:
+        next_ = [f"slurmddp init job.yaml --site {site}"] if site else []
+        notes = target.notes(path) if path else []
+        file = path and str(path)
+        typer.echo(opt.json_text({"file": file, "site": site, "profile": text, "notes": notes, "next": next_}))
+    elif path is None:
         typer.echo(text, nl=False)
     else:
-        site = path.stem if output is None else path
         for line in (f"wrote {path}", *(f"note: {note}" for note in target.notes(path))):
             opt.say(line)
         opt.say(f"Read it, then try: slurmddp init job.yaml --site {site}")

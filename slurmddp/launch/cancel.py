@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from slurmddp.errors import UserError
 from slurmddp.records.events import of
@@ -25,8 +25,15 @@ LOOK_EVERY = 2.0
 Done = Literal["asked", "cancelled", "over"]
 
 
-def cancel_run(folder: OwnRun, *, now: bool) -> str:
-    """End a run for good; what was done, in a few lines for people.
+class Cancelled(NamedTuple):
+    """What was done, in a few lines for people, and to each job; those that were over are left out."""
+
+    text: str
+    jobs: tuple[tuple[JobId, Done], ...]
+
+
+def cancel_run(folder: OwnRun, *, now: bool) -> Cancelled:
+    """End a run for good.
 
     A job that runs is asked to save and exit, through the stop file: bundled tasks do, and job.sh terminates an own
     script that does not. A job that waits, and with `now` any, is cancelled at once; of a chain, each one.
@@ -47,7 +54,7 @@ def cancel_run(folder: OwnRun, *, now: bool) -> str:
     finally:
         if done:  # of a run that had ended, it would make a failure look cancelled
             folder.record(CancelRequested(now), str(facts.job_id))
-    return _told(folder, done, facts)
+    return Cancelled(_told(folder, done, facts), tuple(done))
 
 
 def wait_until_over(look: Callable[[], RunState]) -> RunState:
@@ -57,7 +64,7 @@ def wait_until_over(look: Callable[[], RunState]) -> RunState:
     return state
 
 
-def _cancel_inside(folder: OwnRun, facts: Evidence, now: bool) -> str:
+def _cancel_inside(folder: OwnRun, facts: Evidence, now: bool) -> Cancelled:
     """Cancel a run inside an allocation that is not its own: only the stop file may be used."""
     if now:
         raise UserError(
@@ -65,10 +72,11 @@ def _cancel_inside(folder: OwnRun, facts: Evidence, now: bool) -> str:
             todo="press Ctrl-C twice in its terminal, or remove --now to save a checkpoint and exit",
         )
     if facts.ended:
-        return f"Run {folder.id} was already over."
+        return Cancelled(f"Run {folder.id} was already over.", ())
     folder.record(CancelRequested(now=False), str(facts.job_id))
     ask_to_stop(folder)
-    return f"Run {folder.id} {_asked(facts)} Job {facts.job_id}, inside which it runs, continues."
+    text = f"Run {folder.id} {_asked(facts)} Job {facts.job_id}, inside which it runs, continues."
+    return Cancelled(text, ((facts.job_id, "asked"),) if facts.job_id else ())
 
 
 def _end(folder: OwnRun, facts: Evidence, job_id: JobId, now: bool) -> Done:

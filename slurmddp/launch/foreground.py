@@ -26,11 +26,11 @@ def run_foreground(
     show: Callable[[bytes], None] | None,
     say: Callable[[str], None],
     tell: Callable[[str], None] = lambda doing: None,
-) -> int:
+) -> tuple[int, RunFolder]:
     """Run job.sh as a child and follow its logs to its end. Whatever ends the following cancels the run.
 
     show: gets the lines of the logs, None for none of them; tell: what is being done before the job starts.
-    Returns the exit code of `status` if the run was cancelled, else that of job.sh.
+    Returns the exit code of `status` if the run was cancelled, else that of job.sh; and the run.
     Raises UserError where a Slurm site's job is asked for outside of any allocation.
     """
     plan = prepared.plan
@@ -64,9 +64,9 @@ def run_foreground(
         say(f"run     {folder.id}\nfolder  {folder.path}")
         code = job.follow(show or (lambda _line: None))
     if code == 0 or job.requests:
-        return judge(None, evidence(folder)).exit_code
+        return judge(None, evidence(folder)).exit_code, folder
     _tell_cause(folder, say)
-    return code
+    return code, folder
 
 
 def _where(prepared: Prepared, outer: str | None) -> str:

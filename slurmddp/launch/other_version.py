@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from slurmddp.errors import ExternalError, UserError
-from slurmddp.launch.cancel import LOOK_EVERY, RUNNING, ask_to_stop
+from slurmddp.launch.cancel import LOOK_EVERY, RUNNING, Cancelled, Done, ask_to_stop
 from slurmddp.runs import index, manifest, submission
 from slurmddp.runs.gate import OwnRun
 from slurmddp.runs.layout import RunFolder
@@ -19,8 +19,8 @@ def refuse_other_version(folder: RunFolder) -> None:
         manifest.require_version(folder, _by_scheduler(folder))
 
 
-def cancel_other_version(folder: OwnRun, *, now: bool) -> str:
-    """Cancel the job of a run of another version; what was done, in a few lines for people.
+def cancel_other_version(folder: OwnRun, *, now: bool) -> Cancelled:
+    """Cancel the job of a run of another version.
 
     Nothing is written into its events. A running job finds the stop file, whose name and first line are the same in
     all versions. Raises UserError where its job is not known, ExternalError.
@@ -32,13 +32,16 @@ def cancel_other_version(folder: OwnRun, *, now: bool) -> str:
             todo="press Ctrl-C twice in its terminal, or remove --now to save a checkpoint and exit",
         )
     lines = [f"Run {folder.id} was {manifest.other_version(folder)}."]
+    done: Done = "cancelled"
     scheduler = scheduler_for(job_id)
     view = scheduler.job(job_id)
     runs = view is not None and view.state in RUNNING
     if view is None or view.state in ENDED:
         lines.append(f"Job {job_id} was already over.")
+        done = "over"
     elif runs and not now:
         ask_to_stop(folder)
+        done = "asked"
         which = f"Run {folder.id} inside job {job_id}" if inside else f"Job {job_id}"
         lines.append(
             f"{which} was asked to save and exit (stop file). Unknown: whether its script has begun to look at that "
@@ -51,7 +54,7 @@ def cancel_other_version(folder: OwnRun, *, now: bool) -> str:
         lines.append(f"Cancelled job {job_id}.")
     if not inside and not job_id.is_local:
         lines.append("Unknown: whether the run has further jobs. To look: squeue --me")
-    return "\n".join(lines)
+    return Cancelled("\n".join(lines), ((job_id, done),) if done != "over" else ())
 
 
 def wait_for_job(folder: RunFolder) -> str:

@@ -62,7 +62,7 @@ class Preflight:
                     self._say(f"  {said}")
                 time.sleep(_LOOK_EVERY)
         except BaseException:
-            self._say(cancel_run(own(self.folder, to="cancel it"), now=True))
+            self._say(cancel_run(own(self.folder, to="cancel it"), now=True).text)
             raise
         return self._checked(state)
 

@@ -103,7 +103,7 @@ class Rehearsal:
     def cancel(self) -> None:
         """Cancel the run, if there is anything left of it."""
         if state_now(self.folder).going:
-            self._say(cancel_run(self.folder, now=True))
+            self._say(cancel_run(self.folder, now=True).text)
 
     def _train(self, step: str) -> str:
         self._wait(step, lambda: self._events(JobStarted), None)

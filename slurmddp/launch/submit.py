@@ -32,6 +32,7 @@ from slurmddp.runs.create import Draft, create, folder_error
 from slurmddp.runs.evidence import evidence, evidence_of
 from slurmddp.runs.gate import OwnRun, own, own_or_none
 from slurmddp.runs.layout import RunFolder
+from slurmddp.runs.next_commands import next_commands
 from slurmddp.runs.owner import shared_folder
 from slurmddp.runs.survey import Survey
 from slurmddp.runs.unanswered import with_job
@@ -74,6 +75,7 @@ class Handed:
             "scheduler": self.scheduler,
             "gpu_hours": self.gpu_hours,
             "warnings": list(self.warnings),
+            "next": next_commands(self.run_id, "pending"),
         }
 
 

@@ -21,6 +21,7 @@ from slurmddp.runs.cause import failing_attempt, find_cause, hang_of, killed_of
 from slurmddp.runs.evidence import Evidence, evidence
 from slurmddp.runs.layout import RunFolder
 from slurmddp.runs.metrics import tail
+from slurmddp.runs.next_commands import next_commands
 from slurmddp.runs.start_notices import newest_restarts, start_notices
 from slurmddp.runs.state import EXIT_CODES
 from slurmddp.runs.written import written_again
@@ -115,6 +116,7 @@ class RunStatus:
             "alerts_undelivered": self.undelivered,
             "log": str(self.folder.job_log),
             "notes": list(self.notes),
+            "next": next_commands(self.folder.id, self.state.state),
         }
 
 
