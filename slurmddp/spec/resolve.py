@@ -281,5 +281,8 @@ def _no_site() -> tuple[str, str]:
     if shutil.which("sbatch"):
         todo = "`slurmddp site init` writes a profile of this cluster, in seconds; or try --site generic"
     else:
-        todo = "use --site NAME, or `site: NAME` in the job file. `slurmddp site` lists all; try generic"
+        todo = (
+            "to train on this machine: `slurmddp run`, or --site local. For a cluster: --site NAME, or `site: NAME` in "
+            "the job file; `slurmddp site` lists all, and generic is for any"
+        )
     raise UserError(text, todo=todo)
