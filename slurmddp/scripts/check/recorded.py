@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from slurmddp.scripts.check.directives import OPTIONS, SRUN_ONLY, full, slurm_va
 from slurmddp.scripts.check.launches import PYTHON, Launch, Walker, _kind, _srun_options, launcher_options
 from slurmddp.scripts.check.script import Script
 from slurmddp.scripts.check.values import SET_BY_SHELL, UNKNOWN, symbols
-from slurmddp.scripts.sandbox.evaluate import Evaluated, Job, Started, Unavailable, available, evaluate
+from slurmddp.scripts.sandbox.evaluate import Evaluated, Job, Started, Unavailable, available, evaluate, variables_of
 from slurmddp.shared.files import read_plain
 
 _BESIDE = re.compile(
@@ -67,6 +68,10 @@ def imagined(
         job(4242001, *first(nodes), True, given),
         job(5353007, others, f"n[107-{106 + nodes}]" if nodes > 1 else others[0], False, {**given, **(other or {})}),
     ]
+    if other is not None:  # what a site sets on its nodes, and sbatch's command line
+        names = {name for name in _READ.findall(script.text) if name.startswith("SLURM_")} - set(variables_of(jobs[1]))
+        more = {**jobs[1].variables, **{name: f"@{name}@" for name in names}}
+        jobs[1] = replace(jobs[1], variables=more, arguments=("@1@", "@2@"))
     if variables is None and (names := unset_names(script.text)):
         jobs.append(job(4242001, *first(nodes), True, {name: f"@{name}@" for name in names}))
     if script.option("nodes") is None or "-" in (script.option("nodes") or ""):

@@ -43,11 +43,11 @@ _HARMLESS = {
 
 
 def evaluated(job: Imported) -> tuple[Evaluated, ...] | None:
-    """Return what the script starts from this shell; None, if bash cannot evaluate it. A variable whose value
-    a job file may not show is another one in the second job: what follows from it is not known, then."""
-    names = [name for name in unset_names(job.script.text) if name in job.environment]
-    shown = {name: job.environment[name] for name in names if shown_variable(name)}
-    return record(job.script, shown, {name: f"@{name}@" for name in names if name not in shown})
+    """Return what the script starts from this shell; None, if bash cannot evaluate it. A variable that only the shell
+    may set is another one in the second job: what follows from it is not known to a job file."""
+    names = unset_names(job.script.text)
+    here = {name: job.environment[name] for name in names if name in job.environment and shown_variable(name)}
+    return record(job.script, here, {name: f"@{name}@" for name in names})
 
 
 def prove(job: Imported, runs: tuple[Evaluated, ...] | None) -> None:

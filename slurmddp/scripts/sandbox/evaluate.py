@@ -79,6 +79,7 @@ class Job:
     folder: str = ""  # of --chdir
     variables: Mapping[str, str] = field(default_factory=dict)
     slurm: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()  # of the script, behind its name on sbatch's command line
 
 
 @dataclass(frozen=True)
@@ -211,9 +212,14 @@ def _spec(text: str, job: Job, name: str, files: Mapping[str, str]) -> dict[str,
         },
         "binds": _binds(),
         "links": {f"/usr/bin/{each}": "/.sandbox/stub" for each in {*_STUBS.split(), *words} - set(_REAL.split())},
-        "env": environment, "argv": ["/bin/bash", spool], "folder": os.path.join(SUBMIT, job.folder),
+        "env": environment, "argv": ["/bin/bash", spool, *job.arguments], "folder": os.path.join(SUBMIT, job.folder),
         "host": job.hosts[0], "seconds": _SECONDS,
     }  # fmt: skip
+
+
+def variables_of(job: Job) -> Mapping[str, str]:
+    """Return the environment in which a script begins."""
+    return dict(_spec("", job, "job", {})["env"])
 
 
 def _read(job: Job, answer: Mapping[str, Any]) -> Evaluated:
@@ -226,7 +232,7 @@ def _read(job: Job, answer: Mapping[str, Any]) -> Evaluated:
 
 
 def _started(job: Job, records: Mapping[str, str]) -> Iterator[Started]:
-    given = _spec("", job, "job", {})["env"]
+    given = variables_of(job)
     for name, text in records.items():
         parts = text.split("\0")
         if not name.isdigit() or not parts[0].isdigit() or len(parts) < int(parts[0]) + 5:

@@ -307,8 +307,8 @@ def test_the_script_is_read(desk: Desk) -> None:
     assert told["facts"]["loads"]["places"][0]["line"] == 7
     page = set(re.findall(r"^\| `script\.([^`]+)` \|", (ROOT / "docs/check-job.md").read_text(), re.MULTILINE))
     assert page == {*told, *(f"facts.NAME.{key}" for key in told["facts"]["loads"])}
-    options = (*options, "train.resume_args=[--resume, x]", "checkpoint.watch=[out]")
-    told = answer(prepared_of(desk, *options), cluster=Cluster(Slurm())).as_dict()["script"]
+    known = ("train.resume_args=[--resume, x]", "checkpoint.watch=[out]")
+    told = answer(prepared_of(desk, *options, *known), cluster=Cluster(Slurm())).as_dict()["script"]
     assert told["proposals"] == [] and not any("resume_args" in each["text"] for each in told["sentences"])
 
 
