@@ -233,6 +233,7 @@ def test_what_wrappers_of_sbatch_answer(ready: Desk, cli: Cli, answer: str, job:
     assert (shown["job_id"], shown["cluster"]) == (job, cluster)
     assert set(shown) == {
         "run_id", "job_id", "cluster", "run_folder", "log", "site", "scheduler", "gpu_hours", "warnings",
+        "next",
     }  # fmt: skip
     assert Path(shown["run_folder"]) == only_run(ready)
     assert done.out.count("\n") == 1

@@ -144,7 +144,8 @@ def test_what_the_logs_say_of_an_attempt_that_has_ended(tmp_path: Any) -> None:
     )
     (logs / "n1.log").write_text("Received 15 death signal, shutting down workers\n")
     (logs / "n2.log").write_text("torch.distributed: got signal: 15\nmore")
-    (logs / "n3.log").write_text("all is well\n")
+    for node in ("n3", "n4", "n5"):
+        (logs / f"{node}.log").write_text("all is well\n")
     found = Logs(str(tmp_path)).ended(str(logs), ["n1", "n2"])
     assert (found["killed_agents"], found["signalled"], found["unreached"]) == (["n2"], 2, [])
     (logs / "srun.err").write_text("srun: error: n1: task 0: Exited with exit code 1\n")

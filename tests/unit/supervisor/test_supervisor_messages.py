@@ -36,11 +36,19 @@ def test_what_has_become_of_an_alert_is_an_event_unless_its_sender_wrote_it(tmp_
     told: list[tuple[str, ...]] = []
     folder: Any = SimpleNamespace(tell=lambda *words: told.append(words))
     messages = Messages(folder, str(tmp_path), "7", "n1", {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)})
-    outcomes = [SimpleNamespace(recorded=done, event=lambda: JobStarted("n1", None, 0)) for done in (True, False)]
+    outcomes = [
+        SimpleNamespace(recorded=done, event=lambda done=done: JobStarted(f"recorded {done}", None, 0))
+        for done in (True, False)
+    ]
     messages._notifier = SimpleNamespace(poll=lambda: outcomes)  # type: ignore[assignment]
     messages.poll()
     ((name, file, line),) = told
-    assert (name, file) == ("append", "events.jsonl") and '"event": "job_started"' in line and '"job_id": "7"' in line
+    assert (
+        (name, file) == ("append", "events.jsonl")
+        and '"event": "job_started"' in line
+        and '"job_id": "7"' in line
+        and "recorded False" in line
+    )
 
 
 def test_an_alert_says_the_cause_or_its_own_text(tmp_path: Path) -> None:

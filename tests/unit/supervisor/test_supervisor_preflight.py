@@ -14,7 +14,7 @@ from slurmddp.records import network, preflight
 from slurmddp.records.cause import Cause
 from slurmddp.records.job_events import Measured, Network, NodeExcluded, Preflight
 from slurmddp.records.preflight import Finding, bad, warn
-from slurmddp.supervisor.brain.types import FAILED, NEXT
+from slurmddp.supervisor.brain.types import FAILED, NEXT, REQUEUE
 from slurmddp.supervisor.files import Files
 from slurmddp.supervisor.nodes import Nodes
 from slurmddp.supervisor.preflight import check_nodes, measure_network
@@ -81,6 +81,30 @@ def test_the_verdict_on_4096_nodes(tmp_path: Path) -> None:
         NodeExcluded("n4096", f"preflight: no answer: see {tmp_path}/logs/preflight/n4096.log", "preflight"),
     ]
     assert job.events[2]._replace(seconds=0) == Preflight(0, "n7 n4096", 4096, ("n7: its clock is late - ask",))
+
+
+@pytest.mark.parametrize(
+    ("findings", "decision"),
+    [
+        ({"n1": "user", "n2": "user"}, FAILED),
+        ({"n1": "", "n2": ""}, FAILED),
+        ({"n1": "user", "n2": None}, REQUEUE),
+        ({"n1": "", "n2": None}, REQUEUE),
+    ],
+)
+def test_other_nodes_would_not_help_where_all_have_the_fault(
+    tmp_path: Path, findings: dict[str, str | None], decision: str
+) -> None:
+    def step(job: Played) -> None:
+        said = {node: () if fault is None else (bad("no disk", "", fault),) for node, fault in findings.items()}
+        Path(job.logs, "preflight", "verdict.json").write_text(json.dumps(preflight.Verdict(said).write()))
+
+    job = Played(tmp_path, list(findings), 2, step)
+    assert not check_nodes(job, lambda: False)  # type: ignore[arg-type]
+    assert (job.decision, job.cause) == (decision, Cause("preflight: no disk", node="n1"))
+    alone = Played(tmp_path / "alone", ["n1"], 1, step)
+    assert not check_nodes(alone, lambda: False)  # type: ignore[arg-type]
+    assert alone.decision == (FAILED if findings["n1"] == "user" else REQUEUE)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"nodes": {"n1": 3}}'])

@@ -125,6 +125,16 @@ def test_the_time_of_the_last_start_is_none_of_the_hold(played: Played) -> None:
     assert played.look(2) == [] and "StartTime=now" in played.look()[-1]
 
 
+def test_a_hold_that_slurm_does_not_end_is_not_told_of(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    played.job = held()
+    refuses = {"update"}
+    monkeypatch.setattr(release, "ask", lambda *words: None if words[1] in refuses else played.ask(*words))
+    played.look(5)
+    assert not played.events.exists() and not played.release.released
+    refuses.clear()
+    assert "StartTime=now" in played.look() and len(played.events.read_text().splitlines()) == 1
+
+
 def test_a_job_that_a_node_refused_is_released_twice_at_most(played: Played) -> None:
     played.job, played.steps = FAILED, "7.batch"
     assert played.look(5) == []

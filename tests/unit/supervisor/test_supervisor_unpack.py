@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp.supervisor import unpack
 from tests.helpers import ROOT, make_code, supervisor
 
 OLD = sorted(Path.home().glob(".pyenv/versions/3.6.*/bin/python"))
@@ -184,3 +185,28 @@ def test_a_failure_that_nobody_can_be_told_of_is_said(node: Node) -> None:
     assert (
         done.stderr == f"slurmddp: node node7: cannot write {node.run}/logs/preflight/node7.failed: Not a directory\n"
     )
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make folders of another user")
+@pytest.mark.parametrize(
+    ("owner", "group", "mode", "weak"),
+    [
+        (0, 0, 0o755, False),
+        (0, 0, 0o775, False),  # root's own group
+        (0, 0, 0o777, True),
+        (0, 0, 0o1777, False),
+        (0, 12, 0o775, True),
+        (0, 12, 0o1775, False),
+        (65534, 0, 0o755, True),  # its owner can replace what is in it
+        (65534, 0, 0o1777, True),
+    ],
+)
+def test_whose_folders_may_lie_on_the_way(tmp_path: Path, owner: int, group: int, mode: int, weak: bool) -> None:
+    way = tmp_path / "way"
+    way.mkdir()
+    os.chown(way, owner, group)
+    way.chmod(mode)
+    (tmp_path / "link").symlink_to("way")
+    for path in (way, tmp_path / "link"):
+        found = unpack._weak_part(f"{path}/disk")
+        assert bool(found) is weak and (not weak or str(way) in str(found))
