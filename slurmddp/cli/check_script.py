@@ -58,13 +58,20 @@ def check_scripts(asked: opt.Asked, *, as_json: bool) -> set[str]:
     """Print what is wrong with the scripts. Return the severities. Raises UserError."""
     from slurmddp.report.check import as_dict, lines
     from slurmddp.scripts.check.finding import check_script
+    from slurmddp.scripts.check.recorded import record
     from slurmddp.scripts.check.script import read
     from slurmddp.scripts.sandbox.evaluate import available
+    from slurmddp.visible import one_line
 
     scripts = [read(Path(name)) for name in _names(asked)]
     found = [finding for each in scripts for finding in check_script(each, evaluate=True)]
     if not available():
-        opt.say("note    this machine allows no user namespaces: only the text of the script was read")
+        opt.say("note    no sandbox could be made here (user namespaces?): only the text of the script was read")
+    else:
+        for each in scripts:
+            if each.is_shell and record(each) is None:
+                name = one_line(each.path.name)
+                opt.say(f"note    bash could not evaluate {name} to its end: only its text was read")
     if as_json:
         typer.echo(opt.json_text(as_dict(scripts, found)))
     else:

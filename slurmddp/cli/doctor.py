@@ -40,8 +40,10 @@ def doctor(
     examined, runs = examine(targets or ["last"])
     found = examined.diagnose()
     if as_json:
-        next_ = [each for run in runs for each in next_commands(run.id, "done" if found.root is None else "failed")]
-        typer.echo(opt.json_text({**as_dict(found), "next": [each for each in next_ if "doctor" not in each]}))
+        next_ = [each for run in runs for each in next_commands(run.id, "failed")]
+        others = [each for each in next_ if not each.startswith("slurmddp doctor ")]
+        looks = [f"slurmddp status {run.id}" for run in runs]  # the logs alone do not say whether it goes on
+        typer.echo(opt.json_text({**as_dict(found), "next": looks if found.root is None else others}))
     else:
         for line in lines(found):
             typer.echo(line)

@@ -307,7 +307,7 @@ def cancel(
         end = wait_for_job(folder) if older else wait_until_over(lambda: look(folder).state).line
     if as_json:
         jobs = [{"job_id": str(job_id), "action": action} for job_id, action in done.jobs]
-        next_ = [] if older else next_commands(folder.id, "cancelled" if wait or not jobs else "stopping")
+        next_ = [] if older else next_commands(folder.id, look(folder).state.state)
         told = {"run_id": folder.id, "jobs": jobs, "text": done.text, "end": end, "next": next_}
         typer.echo(opt.json_text(told))
     elif end is not None:

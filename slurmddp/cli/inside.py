@@ -127,8 +127,9 @@ def bundle(
     from slurmddp.launch.bundle import write_bundle
     from slurmddp.launch.find import find_any_version
     from slurmddp.report.doctor import lines
+    from slurmddp.runs.gate import own
 
-    folder = find_any_version(run, os.environ)
+    folder = own(find_any_version(run, os.environ), to="pack it")
     answers = {
         "status.json": lambda: opt.json_text(look(folder).as_dict()),
         "doctor.txt": lambda: "\n".join(map(str, lines(examine([str(folder.path)])[0].diagnose()))),

@@ -107,8 +107,11 @@ def write_bundle(
     archive.add("versions.txt", _versions())
     for name, answer in answers.items():
         archive.add(name, _attempted(answer))
-    for name, command in _questions(folder):
-        archive.add(name, _asked(command))
+    try:
+        for name, command in _questions(folder):
+            archive.add(name, _asked(command))
+    except UserError as error:  # a damaged submission.json
+        archive.left_out.append(f"what Slurm says: {error}")
     files = list(_files(folder))
     for number, relative in enumerate(files):
         if archive.full:
@@ -143,6 +146,8 @@ def _add_file(archive: _Archive, folder: RunFolder, relative: str) -> None:
         data = data.partition(b"\n")[2]  # the first line may be the rest of a secret
     if data:
         archive.add(relative, data.decode("utf-8", "replace"), whole if cut else None)
+    else:
+        archive.left_out.append(f"{relative}: {'one line, too long to be cut safely' if cut else 'it is empty'}")
 
 
 def _files(folder: RunFolder) -> Iterator[str]:
@@ -172,7 +177,7 @@ def _questions(folder: RunFolder) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield "slurm/job.txt", ("scontrol", *cluster, "show", "job", job_id.id)
     fields = "JobID,JobName,State,ExitCode,Reason,Restarts,Submit,Start,End,Timelimit,AllocTRES,NodeList,MaxRSS"
     yield "slurm/accounting.txt", ("sacct", *cluster, f"--jobs={job_id.id}", "--duplicates", "-P", f"--format={fields}")
-    yield "slurm/queue.txt", ("squeue", *cluster, "--me", "--states=all", "-o", "%i %j %T %r %S %N")
+    yield "slurm/queue.txt", ("squeue", *cluster, f"--jobs={job_id.id}", "--states=all", "-o", "%i %j %T %r %S %N")
     yield "slurm/nodes.txt", ("sinfo", "--Node", "--long")
 
 

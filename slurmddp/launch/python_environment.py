@@ -99,8 +99,10 @@ def with_active(resolved: Resolved, environment: Mapping[str, str]) -> tuple[Res
 def environments_here(folders: Sequence[Path], environment: Mapping[str, str]) -> list[Environment]:
     """Return the active environments, then those in these folders, each once and only if it has torch."""
     inactive = [_venv(folder.absolute(), str(folder)) for folder in folders if (folder / "bin/activate").is_file()]
-    unique = {os.path.realpath(each.folder): each for each in reversed([*_active(environment), *inactive])}
-    return [each for each in reversed(unique.values()) if _has_torch(each.folder)]
+    unique: dict[str, Environment] = {}
+    for each in [*_active(environment), *inactive]:
+        unique.setdefault(os.path.realpath(each.folder), each)
+    return [each for each in unique.values() if _has_torch(each.folder)]
 
 
 def _active(environment: Mapping[str, str]) -> list[Environment]:

@@ -13,7 +13,9 @@ from slurmddp.spec.sensitive import REDACTED, is_secret_name, redacted
 #: A value shorter than this stands in a text by chance.
 _SHORTEST = 6
 #: NAME="some words", and an option with its value: in a shell, in YAML's lists, in JSON.
-_QUOTED = re.compile(r"([A-Za-z_][\w-]*)([\"']?\s*[=:]\s*)(\"(?:\\.|[^\"\\\n])*\"|'[^'\n]*')")
+_QUOTED = re.compile(
+    r"(?<![A-Za-z_])([A-Za-z_][\w-]{0,200})([\"']?\s{0,9}[=:]\s{0,9})(\"(?:\\.|[^\"\\\n])*\"|'[^'\n]*')"
+)
 _OPTION = re.compile(r"(?<![\w-])(-{1,2}[A-Za-z][\w-]*)([\"',]*\s+(?:-\s+)?[\"']?)(?![-\"'])([^\s\"',\]]+)")
 #: `NAME: some words`, up to the end of the line.
 _LINE = re.compile(r"(?<![\w-])([A-Za-z_][\w-]*)([\"']?[ \t]*[:=][ \t]+)([^\s\"',{}\[\]][^\n]*)")
@@ -21,8 +23,10 @@ _HEADER = re.compile(
     r"(?i)(\bauthorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token)?\s*|\bbearer\s+)([^\s\"',]{6,})"
 )
 #: The end of a private key whose beginning was cut off.
-_KEY_END = re.compile(r"(?:[A-Za-z0-9+/=]{16,}\s+)+(?=-----END [A-Z0-9 ]*PRIVATE KEY)")
+_KEY_END = re.compile(r"(?<![A-Za-z0-9+/=])(?:[A-Za-z0-9+/=]{16,}\s{1,9}){1,99}(?=-----END [A-Z0-9 ]*PRIVATE KEY)")
 _WORD = re.compile(r"\S+")
+#: Searches in a line take the square of its length.
+_LONG_LINE = re.compile(r"[^\n]{8192,}")
 
 
 def secrets_of(run_id: str, environment: Mapping[str, str]) -> list[str]:
@@ -46,8 +50,10 @@ def secrets_of(run_id: str, environment: Mapping[str, str]) -> list[str]:
 
 def redact(text: str, known: Iterable[str]) -> str:
     """Return the text without secrets. known: their values, the longest first."""
+    text = text.encode("utf-8", "replace").decode("utf-8")  # half of a UTF-16 pair is no text
     for value in known:
         text = text.replace(value, REDACTED)
+    text = _LONG_LINE.sub(lambda match: f"[a line of {len(match[0])} characters]", text)
     text = without_credentials(text)
     text = _KEY_END.sub(f"{REDACTED}\n", text)
     text = _HEADER.sub(lambda match: match[1] + REDACTED, text)

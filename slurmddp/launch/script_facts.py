@@ -40,7 +40,7 @@ def script_dict(prepared: Prepared) -> dict[str, Any] | None:
     # Where Slurm decides about the GPUs, the number of ranks is not known: several, then.
     said = [
         {"where": f"{each.place.file}:{each.place.line}" if each.place else "", "text": each.text, "todo": each.todo}
-        for each in sentences(facts, plan.nodes.world or 2, resumes=given["train.resume_args"])
+        for each in sentences(facts, plan.nodes.world or 2, resumes=given["train.resume_args"], copied=plan.snapshot)
     ]
     proposed = [each._asdict() for each in facts.proposals if not given[each.key]]
     return {**facts.as_dict(), "proposals": proposed, "sentences": said}

@@ -196,7 +196,19 @@ class Judge:
             for event in shells
             if re.search(r"torchrun|torch\.distributed|accelerate|srun|mpirun", " ".join(self._words(event)))
         ]
-        return self.yes("starts_ranks", own) if own and found.answer is not Answer.YES else found
+        if own and found.answer is not Answer.YES:
+            found = self.yes("starts_ranks", own)
+        events = [*own, *self.calls(CALL["starts_ranks"])]
+        if found.answer is Answer.YES and events and all(map(self._has_condition, events)):  # perhaps: without torchrun
+            return self.fact("starts_ranks", Answer.UNKNOWN, events, "it depends on a condition")
+        return found
+
+    def _has_condition(self, event: Event) -> bool:
+        """Return whether a call stands under any condition but that of a main program."""
+        tests = self.program.conditions(event.unit, event.guards)
+        return any(
+            "__name__" not in {each.id for each in ast.walk(test) if isinstance(each, ast.Name)} for test in tests
+        )
 
     def _words(self, event: Event) -> set[str]:
         return self.trace.origin(event.unit, event.node).words
@@ -280,8 +292,10 @@ class Judge:
                 continue
             first = event.argument("path", 0) or event.argument("url", 0)
             literal = first is not None and not self.trace.origin(event.unit, first).options
-            if self.is_conditional(event) or not (
-                download is not None or (literal and isinstance(first, ast.Constant))
+            if (
+                self.is_conditional(event)
+                or _is_local(event, first)
+                or not (download is not None or (literal and isinstance(first, ast.Constant)))
             ):
                 unsure.append(event)
             else:
@@ -346,12 +360,15 @@ class Judge:
 
     def stops(self) -> Fact:
         """Answer stops: should_stop; of a signal handler, nobody knows whether it leads to a save."""
+        if asks := [event for event in self.events if "SLURMDDP_STOP_FILE" in self._words(event)]:
+            return self.yes("stops", asks)
         handlers = []
         for event in self.calls(CALL["stops"]):
             if not any(name.startswith("signal.") for name in event.names):
                 return self.yes("stops", [event])
             words = {last(arg) for arg in event.node.args}
-            if words & set(_SIGNALS) and not words & {"SIG_DFL", "SIG_IGN"}:
+            named = {word for word in words if word.startswith("SIG")}
+            if (words & set(_SIGNALS) or not named) and not words & {"SIG_DFL", "SIG_IGN"}:
                 handlers.append(event)
         if handlers:
             return self.fact("stops", Answer.UNKNOWN, handlers, "it has a signal handler")
@@ -366,11 +383,23 @@ class Judge:
             auto = event.argument("auto_requeue", 0)
             if not (isinstance(auto, ast.Constant) and auto.value is False):
                 events.append(event)
+        jobs = []
         for event in self.calls(re.compile(r"subprocess\.\w+|os\.system")):
             words = " ".join(self._words(event))
-            if "scontrol" in words or "sbatch" in words:
+            if "scontrol" in words and "requeue" in words:
                 events.append(event)
+            elif "sbatch" in words:  # the same job again, or one that follows
+                jobs.append(event)
+        if jobs and not events:
+            return self.fact("requeues", Answer.UNKNOWN, jobs, "it submits jobs")
         return self.yes("requeues", events) if events else self.no("requeues")
+
+
+def _is_local(event: Event, first: ast.expr | None) -> bool:
+    """Return whether a call may read files that are here: a path, or a builder that is given files."""
+    path = isinstance(first, ast.Constant) and isinstance(first.value, str) and first.value.startswith(("/", ".", "~"))
+    names = ("data_files", "data_dir", "local_files_only", "source", "local_dir")
+    return path or any(event.argument(name) is not None for name in names)
 
 
 def _downloads(event: Event) -> ast.expr | None:

@@ -229,6 +229,7 @@ class Saves:
         """Return no, or cannot tell if an object that is not known saves something."""
         names = ("save", "save_checkpoint", "save_weights", "save_state", "save_snapshot", "save_state_dict", "report")
         maybe = [e for e in self.judge.methods(*names) if not e.names or any(n.startswith("torch.") for n in e.names)]
+        maybe += [e for e in self.judge.events if e not in maybe and _foreign(e, r"save(?!fig)|dump|checkpoint")]
         if maybe or self.own_loop:
             return self.judge.fact("saves", UNKNOWN, maybe, self.own_loop)
         return self.judge.no("saves")
@@ -331,6 +332,7 @@ class Saves:
             return judge.no("loads"), judge.no("loads_alone"), []
         names = ("load", "load_checkpoint", "load_state", "load_snapshot", "restore", "resume", "load_weights")
         maybe = [event for event in judge.methods(*names) if not event.names]
+        maybe += [e for e in judge.events if e not in plain and _foreign(e, r"(?:^|_)load(?:_|$)|restore|checkpoint")]
         if maybe or self.own_loop or (plain and states) or self.trainer or self.configured:
             why = "it loads something; whether it continues from it is open" if plain else self.trainer
             return judge.fact("loads", UNKNOWN, plain, why), judge.fact("loads_alone", UNKNOWN, plain), []
@@ -380,6 +382,13 @@ class Saves:
         return (
             self.judge.no("loads_alone") if sure and not searches and options[0].known else Fact("loads_alone", UNKNOWN)
         )
+
+
+def _foreign(event: Event, pattern: str) -> bool:
+    """Return whether a library's call may save or load a model, by its last name."""
+    ours = ("@", "builtins", "json", "yaml", "toml", "csv", "logging", "matplotlib", "datasets", "torch.")
+    foreign = bool(event.names) and not any(name.startswith(ours) for name in event.names)
+    return foreign and re.search(pattern, last(event.node.func), re.IGNORECASE) is not None
 
 
 def _resumes(event: Event) -> bool:

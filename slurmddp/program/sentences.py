@@ -26,9 +26,9 @@ _ALWAYS = (
     ("stops", NO, "does not look for a request to stop: what it trained since its last save is lost at the time limit",
      "save and exit when should_stop() is true"),
     ("requeues", YES, "requeues jobs itself: two requeues of one job conflict", "leave it to slurmddp"),
-    ("starts_ranks", YES, "starts ranks itself, and slurmddp starts one process per GPU: there would be too many",
+    ("starts_ranks", YES, "starts ranks itself, and slurmddp starts the ranks, too: there would be too many",
      "let it use RANK, LOCAL_RANK and WORLD_SIZE, which each process has"),
-    ("data_from_internet", YES, "downloads: compute nodes often have no internet, and all ranks would download at once",
+    ("data_from_internet", YES, "downloads: compute nodes often have no internet",
      "download before you submit"),
     ("data_in_tmp", YES, "uses temporary folders: each node has its own", ""),
     ("data_beside_script", YES, "reads files beside itself: it runs from a copy in the run folder",
@@ -45,11 +45,13 @@ _RANKS = (
 )  # fmt: skip
 
 
-def sentences(facts: Facts, ranks: int, *, resumes: bool = False) -> Iterator[Sentence]:
-    """Yield what a job of so many ranks has to expect of the script. resumes: whether train.resume_args is set."""
+def sentences(facts: Facts, ranks: int, *, resumes: bool = False, copied: bool = True) -> Iterator[Sentence]:
+    """Yield what a job of so many ranks has to expect of the script. resumes: whether train.resume_args is set. copied:
+    whether it runs from a copy.
+    """
     for name, answer, text, todo in (*(_RANKS if ranks > 1 else ()), *_ALWAYS):
         fact = facts[name]
-        if fact.answer is answer:
+        if fact.answer is answer and (copied or name != "data_beside_script"):
             yield Sentence(fact.places[0] if fact.places else None, text, todo)
     yield from _of_ranks(facts) if ranks > 1 else ()
     yield from _of_saves(facts, resumes)

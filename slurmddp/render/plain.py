@@ -12,6 +12,8 @@ from slurmddp.render.engine import names_run, quote_run, render
 
 #: Options of sbatch that only the supervised job has a use for.
 _SUPERVISED = ("--requeue", "--open-mode", "--no-kill", "--signal")
+#: A setup line of one command, behind which `|| exit` may stand.
+_SIMPLE = re.compile(r"(?:module|ml|source|\.|conda|export|eval)\s[^#;&|\\]*")
 
 
 def plain_script(plan: Plan, file: str) -> str:
@@ -30,6 +32,7 @@ def plain_script(plan: Plan, file: str) -> str:
         plan=plan,
         file=quote_run(file),
         sbatch=_sbatch(plan),
+        setup=[f"{line} || exit" if _SIMPLE.fullmatch(line) else line for line in plan.setup],
         modules=any(re.match(r"(module|ml)\s", line) for line in plan.setup),
         python_path=_python_path(plan),
         groups=_groups(plan),
@@ -50,6 +53,8 @@ def _refusals(plan: Plan) -> Iterator[str]:
             yield f"{key} needs the supervised job"
     if plan.nodes.ranks_per_node is None and not plan.layout.gpus_per_node:
         yield "torchrun cannot choose the ranks of a node by its cores: resources.ranks_per_node must be a number"
+    if plan.container.contained:
+        yield "a contained container needs the devices and folders that node.sh binds"
     if plan.resume_from:
         yield "it has no checkpoints of older runs (--resume)"
     words = [*plan.program.args, plan.workdir, _python_path(plan)]
@@ -88,11 +93,18 @@ def missing(plan: Plan) -> list[str]:
     """Return what the supervised job of this plan does and the plain one does not, the dearest first."""
     spares = f", no spare node ({plan.nodes.spares} dropped)" if plan.nodes.spares else ""
     alerts = f" ({', '.join(target.name for target in plan.alerts.targets)})" if plan.alerts else ""
+    more = []
+    if plan.setup:
+        more.append("setup lines run on the first node only; the variables that they set reach the others")
+    if plan.container.compat and plan.container.runtime != "none":
+        more.append("no choice between the image's libcuda and the node's: the image decides")
     return [
         f"no restart: a rank, node or link that fails ends the job{spares}",
         "no requeue: at the time limit, the job is killed; nothing tells the script to save before",
         "no preflight: nodes and network are not checked before the ranks start",
-        f"no alerts{alerts}, no hang detection, no flight recorder",
+        f"no alerts of slurmddp{alerts}, no hang detection, no flight recorder",
+        "no SLURMDDP_RUN, and no slurmddp.runtime to import: a script that needs them fails",
         "no copy of your code: if you change it while the job waits, the job runs the changed code",
         "no run folder: `status`, `logs` and `report` do not know this job; `slurmddp doctor LOG` reads its log",
+        *more,
     ]

@@ -26,12 +26,14 @@ _MEMBER = re.compile(r"[\"']([A-Za-z_][\w.-]*)[\"']\s*:\s*[\"']([^\"']*)")
 #: NAME=value in a shell line or in --env=NAME=value. A value from a variable or a command is none that stands there.
 _IN_SHELL = re.compile(r"(?:^|[\s;&|,=])([A-Za-z_]\w*)=(?![\"']?[$`])[\"']?([^\s;&|,\"']*)")
 #: What is taken out of a recorded command line: whatever follows such a name, in any of these forms.
-_ANY_PAIR = re.compile(r"([A-Za-z_][\w-]*)([\"']?\s*[=:]\s*[\"']?)([^\s,;&{}\[\]\"']+)")
+_ANY_PAIR = re.compile(r"(?<![A-Za-z_])([A-Za-z_][\w-]{0,200})([\"']?\s{0,9}[=:]\s{0,9}[\"']?)([^\s,;&{}\[\]\"']+)")
 _USER_IN_URL = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 
 REDACTED = "[redacted]"
 #: A value shorter than this stands in a text by chance.
 _LONG_ENOUGH = 8
+#: Pairs within the value of a pair; what is behind more of them is hidden.
+_DEEPEST = 20
 
 
 def is_secret_name(name: str) -> bool:
@@ -122,16 +124,20 @@ def redacted(words: Iterable[str], secrets: Iterable[str] = ()) -> list[str]:
         text = REDACTED if behind and not word.startswith("-") and word.lower() not in _HARMLESS else word
         for value in values:
             text = text.replace(value, REDACTED)
-        text = _ANY_PAIR.sub(_hide, _USER_IN_URL.sub(REDACTED, text))
+        text = _hidden(_USER_IN_URL.sub(REDACTED, text), 0)
         behind = word.startswith("-") and "=" not in word and is_secret_name(word)
         kept.append(text)
     return kept
 
 
-def _hide(match: re.Match[str]) -> str:
-    name, between, value = match.groups()
-    # A value may itself be a pair: --set=environment.NAME=VALUE.
-    return name + between + (REDACTED if _is_secret(name, value) else _ANY_PAIR.sub(_hide, value))
+def _hidden(text: str, depth: int) -> str:
+    def hide(match: re.Match[str]) -> str:
+        name, between, value = match.groups()
+        # A value may itself be a pair: --set=environment.NAME=VALUE.
+        secret = _is_secret(name, value) or depth == _DEEPEST
+        return name + between + (REDACTED if secret else _hidden(value, depth + 1))
+
+    return _ANY_PAIR.sub(hide, text)
 
 
 def refuse_values(secrets: Mapping[str, str], texts: Mapping[str, str]) -> None:

@@ -123,11 +123,15 @@ def fix_script(script: Script, only: Collection[str] | None = None, *, prove: bo
         )
     if prove and any(each.rule.id not in _TEXT for each in done):
         from slurmddp.scripts.check.recorded import same_programs
+        from slurmddp.scripts.sandbox.evaluate import available
 
         text = fix_script(script, _TEXT & set(rules))  # what bash could not read before has no launch to compare
-        if same_programs(parse(text.text, script.path), draft.script) is False:
+        same = same_programs(parse(text.text, script.path), draft.script)
+        if same is False:
             why = "what corrects the launches would start other programs, or in other places"
             return replace(text, doubt=why)
+        if same is None and available():
+            return replace(text, doubt="bash could not evaluate the script, so no correction of a launch is proven")
     left = [draft.origin(each) for each in draft.findings]
     done.sort(key=lambda each: each.line)
     left.sort(key=lambda each: each.line)

@@ -16,11 +16,11 @@ from slurmddp.scripts.sandbox.evaluate import Evaluated, Job, Started, Unavailab
 from slurmddp.shared.files import read_plain
 
 _BESIDE = re.compile(
-    r"^\s*(?:srun\s[^\n]*\s)?(?:source|\.|bash|sh)\s+[\"']?(?:\$\{?SLURM_SUBMIT_DIR\}?/|\./)?([\w.][\w./-]*)", re.M
+    r"^[ \t]*(?:srun\s[^\n]*\s)?(?:source|\.|bash|sh)\s+[\"']?(?:\$\{?SLURM_SUBMIT_DIR\}?/|\./)?([\w.][\w./-]*)", re.M
 )
 _READ = re.compile(r"\$\{?#?([A-Za-z_]\w*)")
 _ASSIGNED = re.compile(
-    r"\b([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=|\b(?:for|read|mapfile|readarray|local|declare|printf)\s+(?:-\w+\s+)*([A-Za-z_]\w*)"
+    r"\b([A-Za-z_]\w*)(?:\[[^]\n]{0,200}\])?\+?=|\b(?:for|read|mapfile|readarray|local|declare|printf)\s+(?:-\w+\s+)*([A-Za-z_]\w*)"
 )
 _LARGEST = 64 * 1024  # bytes of a file that the script reads
 _LAUNCHERS = {"torchrun", "accelerate", "accelerate-launch", "deepspeed", "tune"}
@@ -33,7 +33,7 @@ _INFORMS = {
 
 def unset_names(text: str) -> set[str]:
     """Return the variables that a script reads and never sets: those of the shell that submits it."""
-    code = re.sub(r"(?m)^\s*#.*$", "", text)
+    code = re.sub(r"(?m)^[ \t]*#.*$", "", text)
     assigned = {one or other for one, other in _ASSIGNED.findall(code)}
     return {
         name
@@ -85,8 +85,11 @@ def beside(script: Script) -> dict[str, str]:
     folder = script.path.parent.resolve()
     for name in dict.fromkeys(_BESIDE.findall(script.text)):
         path = Path(folder, name)
+        if any(part.startswith(".") and part != ".env" for part in Path(name).parts):
+            continue  # .git/config and the like hold credentials, which the script could show us as a word
         try:
-            if path.resolve().is_relative_to(folder) and len(data := read_plain(path, _LARGEST + 1)) <= _LARGEST:
+            inside = path.resolve().is_relative_to(folder)
+            if inside and len(data := read_plain(path, _LARGEST + 1, below=folder)) <= _LARGEST:
                 found[name] = data.decode("utf-8", errors="replace")
         except OSError:
             continue  # the script's own matter: bash goes on without it

@@ -14,7 +14,7 @@ from slurmddp.scripts.check.launches import base, launcher_options
 from slurmddp.scripts.check.recorded import programs, record, unset_names
 from slurmddp.scripts.imports.commands import given_by_others
 from slurmddp.scripts.imports.imported import Imported, shown_variable
-from slurmddp.scripts.sandbox.evaluate import HOME, SUBMIT, Evaluated, Started
+from slurmddp.scripts.sandbox.evaluate import HOME, SUBMIT, Evaluated, Started, number
 
 _WRAPPERS = {
     "srun", "apptainer", "singularity", "timeout", "nohup", "nice", "ionice", "numactl", "taskset", "stdbuf", "setsid",
@@ -155,8 +155,8 @@ class _Told:
             yield start.line, f"cd {start.folder}", "the ranks would start in another folder"
         yield from self._variables(start)
         yield from self._container(start)
-        for number, name in ((0, "input"), (1, "output")):
-            target = start.streams[number]
+        for stream, name in ((0, "input"), (1, "output")):
+            target = start.streams[stream]
             if not re.match(r"/dev/|pipe:|socket:|/\.sandbox", target) and start.line not in self.lines:
                 yield start.line, self.real(target), f"a file for the ranks' standard {name}"
         python = str(self.tree.get("container.python", ""))
@@ -206,10 +206,10 @@ class _Told:
         start, kind, arguments = main[0]
         steps = {each.step for each, _, _ in main}
         nodes = len(run.job.hosts)
-        there = int(start.environment.get("SLURM_STEP_NUM_NODES", "1")) if start.step else 1
-        there = max(there, len(steps)) if start.step else 1
-        tasks = int(start.environment.get("SLURM_NTASKS") or 1) if start.step else 1
-        per_node = max(1, tasks // max(1, int(start.environment.get("SLURM_STEP_NUM_NODES") or 1)))
+        step_nodes = number(start.environment.get("SLURM_STEP_NUM_NODES", "")) or 1
+        there = max(step_nodes, len(steps)) if start.step else 1
+        tasks = number(start.environment.get("SLURM_NTASKS", "")) or 1 if start.step else 1
+        per_node = max(1, tasks // step_nodes)
         if there != nodes and start.line not in self.lines:
             yield start.line, " ".join(start.words[:2]), f"starts on {there} of {nodes} nodes"
         options = launcher_options(arguments)[0] if kind != "python" else {}
@@ -217,9 +217,12 @@ class _Told:
         count = options.get(given.get(kind, ""), "")
         if kind != "python" and not count.isdigit():
             return  # gpu, auto, or of a file: as the text says
-        ranks = per_node if kind == "python" else int(count) * per_node
+        ranks = per_node if kind == "python" else (number(count) or 0) * per_node
         if kind == "accelerate":
-            ranks = ranks // max(1, int(options.get("num-machines") or nodes))
+            machines = number(options.get("num-machines") or str(nodes))
+            if machines is None:
+                return  # known only when the job runs, as the text says
+            ranks = ranks // max(1, machines)
         told = self.tree.get("resources.ranks_per_node", self.tree.get("resources.gpus_per_node", ranks))
         if str(told) != str(ranks) and start.line not in self.lines:
             yield start.line, f"{ranks} ranks per node", f"the job file starts {told}"

@@ -20,7 +20,9 @@ _HERE = Path(__file__).parent
 SUBMIT = "/.user/1/2/3/4/submit"  # deep, for scripts that go up from there
 HOME = "/.home"
 _OUTSIDE = 25  # seconds for all runs, and a little more than they may take
-_SECONDS = 4
+_SECONDS = 8  # of a clock: the machine may be busy. A process has 4 s of processor time
+#: Bytes of the error output and of a word that are looked at.
+_MOST_ERRORS, _LONGEST_WORD = 64 * 1024, 128 * 1024
 #: Filters that are real: they read, and print.
 _REAL = """
     awk basename bash cat comm cut dirname env expr egrep fgrep fold gawk grep head join ln ls mawk mkdir mktemp mv
@@ -38,7 +40,9 @@ _STUBS = """
 """
 _VALUES = "-B|--bind|--mount|--pwd|-W|--env|-H|--home|-o|--overlay|--workdir|-S|--scratch|--env-file|--app|--security"
 _OWN = re.compile(r"SANDBOX_\w+|BASH_ENV|_|SHLVL|OLDPWD|PWD|BASH_FUNC_.*")
-_SLASH = re.compile(r"line \d+: (\S.*?): (?:No such file or directory|Permission denied|Is a directory)$", re.MULTILINE)
+_SLASH = re.compile(
+    r"line \d+: (\S[^\n]{0,500}?): (?:No such file or directory|Permission denied|Is a directory)$", re.MULTILINE
+)
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,13 @@ def evaluate(
     missing: dict[str, str] = {}
     found: list[Evaluated] = []
     for _ in range(4):
-        found = list(map(_read, jobs, _run([_spec(text, job, name, {**(files or {}), **missing}) for job in jobs])))
+        try:
+            answers = _run([_spec(text, job, name, {**(files or {}), **missing}) for job in jobs])
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            raise Unavailable from error
+        found = list(map(_read, jobs, answers))
+        if not all(each.ended for each in found):
+            break
         asked = {path for each in found for path in _SLASH.findall(each.errors)}
         new = _next(asked, missing)
         if not new:
@@ -226,25 +236,30 @@ def _read(job: Job, answer: Mapping[str, Any]) -> Evaluated:
     if "error" in answer:
         return Evaluated(job, (), False, str(answer["error"]))
     records = {str(name): str(text) for name, text in dict(answer["records"]).items()}
-    errors = records.pop("stderr", "")
+    errors = records.pop("stderr", "")[-_MOST_ERRORS:]
     started = sorted(_started(job, records), key=lambda each: each.order)
     return Evaluated(job, tuple(started), bool(answer["ended"]), errors)
+
+
+def number(text: str) -> int | None:
+    """Return a whole number, or None: what a script has recorded may be anything."""
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
 
 
 def _started(job: Job, records: Mapping[str, str]) -> Iterator[Started]:
     given = variables_of(job)
     for name, text in records.items():
         parts = text.split("\0")
-        if not name.isdigit() or not parts[0].isdigit() or len(parts) < int(parts[0]) + 5:
+        order, count = number(name), number(parts[0])
+        if order is None or count is None or len(parts) < count + 5 or max(map(len, parts)) > _LONGEST_WORD:
             continue
-        count = int(parts[0])
         words, rest = parts[1 : count + 1], parts[count + 1 :]
         pairs = dict(each.partition("=")[::2] for each in rest[4:] if "=" in each)
-        step, procid, nodeid = (pairs.get("SANDBOX_TASK") or "::").split(":")[:3]
+        step, procid, nodeid = [*pairs.get("SANDBOX_TASK", "").split(":"), "", "", ""][:3]
         shown = {key: value for key, value in pairs.items() if not _OWN.fullmatch(key)}
         yield Started(
-            int(name), tuple(words), rest[0], int(pairs.get("SANDBOX_LINE") or 0), (rest[1], rest[2], rest[3]),
+            order, tuple(words), rest[0], number(pairs.get("SANDBOX_LINE", "")) or 0, (rest[1], rest[2], rest[3]),
             {key: value for key, value in shown.items() if given.get(key) != value}, shown,
-            int(step or 0), int(procid) if procid.isdigit() else None, int(nodeid) if nodeid.isdigit() else None,
+            number(step) or 0, number(procid), number(nodeid),
             "SANDBOX_CONTAINER" in pairs,
         )  # fmt: skip

@@ -9,8 +9,8 @@
 #SBATCH --output=%x-%j.log
 
 type module >/dev/null 2>&1 || source /etc/profile # a batch shell may lack `module`
-module load cuda
-conda activate gpt
+module load cuda || exit
+conda activate gpt || exit
 set -eu # not before: `module` and conda fail with it
 cd /home/alice/project
 export PYTHONUNBUFFERED=1 # python: unbuffered logs
@@ -18,7 +18,7 @@ export OMP_NUM_THREADS=8 # cores for each rank
 
 # srun starts one torchrun per node; they meet on the first node, at a port that follows from the job id.
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun --ntasks-per-node=1 --cpus-per-task=32 --kill-on-bad-exit=1 \
+srun --ntasks-per-node=1 --cpu-bind=none --cpus-per-task=32 --kill-on-bad-exit=1 \
   torchrun --nnodes="$SLURM_NNODES" --nproc-per-node=4 \
   --rdzv-backend=c10d --rdzv-endpoint="$head:$((10000 + SLURM_JOB_ID % 20000))" --rdzv-id="$SLURM_JOB_ID" \
   -m pkg.train

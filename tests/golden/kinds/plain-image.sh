@@ -18,11 +18,12 @@ export SINGULARITYENV_PYTHONNOUSERSITE=1 # the image's own packages, not those o
 export SINGULARITYENV_OMP_NUM_THREADS=8 # cores for each rank
 export SINGULARITYENV_HF_HOME="\$SCRATCH/slurmddp/cache/huggingface" # downloads, outside the home folder
 export SINGULARITYENV_WANDB_MODE=offline # the job's own
+export APPTAINER_NO_EVAL=1 SINGULARITY_NO_EVAL=1 # a shell in the container does not evaluate the variables' values
 export SINGULARITYENV_WANDB_API_KEY="$WANDB_API_KEY"
 
 # srun starts one torchrun per node; they meet on the first node, at a port that follows from the job id.
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun --ntasks-per-node=1 --cpus-per-task=32 --kill-on-bad-exit=1 \
+srun --ntasks-per-node=1 --cpu-bind=none --cpus-per-task=32 --kill-on-bad-exit=1 \
   singularity exec --nv --pwd /home/alice/project --bind /leonardo:/leonardo:rw --bind /leonardo_scratch:/leonardo_scratch:rw --bind /leonardo_work:/leonardo_work:rw --bind /home/alice/project:/home/alice/project:rw \
   /images/torch.sif \
   torchrun --nnodes="$SLURM_NNODES" --nproc-per-node=4 \

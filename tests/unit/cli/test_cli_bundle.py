@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tarfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -140,3 +141,10 @@ def test_it_is_made_where_slurm_does_not_answer_and_never_over_a_file(run: RunFo
     assert "no controller" in packed(desk.project / "gpt-1-bundle.tar.gz")["slurm/queue.txt"]
     refused = cli("debug", "bundle", str(run.path))
     assert refused.code == 2 and "gpt-1-bundle.tar.gz exists" in refused.err
+
+
+@pytest.mark.parametrize("line", ["a1" * 200_000, "a=" * 3000, "QUJD" * 80_000, "\ud800 token=abcdefgh"])
+def test_odd_lines_of_a_log_take_no_time(line: str) -> None:
+    began = time.process_time()
+    text = redact(f"first\n{line}\nHF_TOKEN=abcdefgh12\n", [])
+    assert time.process_time() - began < 10 and "abcdefgh" not in text and text.startswith("first\n")

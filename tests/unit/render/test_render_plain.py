@@ -42,7 +42,7 @@ def test_on_every_site_with_slurm_it_is_short_and_has_nothing_of_ours(site: str,
     ("options", "expected"),
     [
         ((), "apptainer exec --nv --pwd "),
-        (("container.runtime=none", "setup=[conda activate gpt]"), "\nconda activate gpt\nset -eu"),
+        (("container.runtime=none", "setup=[conda activate gpt]"), "\nconda activate gpt || exit\nset -eu"),
         (("container.python=/opt/my env/python",), "'/opt/my env/python' -m torch.distributed.run --nnodes="),
         (("resources.ranks_per_node=auto",), "--nproc-per-node=gpu "),
         (("resources.nodes={min: 2, max: 4, spares: 1}",), "#SBATCH --nodes=2-4\n"),
@@ -99,11 +99,11 @@ def test_a_dry_run_prints_the_script_alone_and_what_it_lacks(project: Desk, cli:
     words = ("submit", "--plain", "train.py", "--site", "cores", "--venv", str(project.root / "venv"), "--dry-run")
     done = cli(*words, "--", "--lr", "3e-4")
     assert done.code == 0 and done.out.startswith("#!/bin/bash\n") and done.out.endswith("/train.py --lr 3e-4\n")
-    assert f"\nsource {project.root}/venv/bin/activate\n" in done.out
+    assert f"\nsource {project.root}/venv/bin/activate || exit\n" in done.out
     for lack in ("no restart", "no requeue", "no preflight", "no alerts", "no copy of your code", "no run folder"):
         assert f"  - {lack}" in done.err
     told = json.loads(cli(*words, "--json").out)
-    assert told["next"] == [f"sbatch {told['file']}"] and told["job_id"] is None and len(told["missing"]) == 6
+    assert told["next"] == [f"sbatch {told['file']}"] and told["job_id"] is None and len(told["missing"]) == 8
     assert not list(project.project.glob("*.sbatch"))
 
 

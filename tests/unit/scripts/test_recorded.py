@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,39 @@ def test_a_correction_that_starts_something_else_is_not_made(monkeypatch: pytest
     monkeypatch.setattr(recorded, "same_programs", lambda *_: False)
     result = fix_script(script, prove=True)
     assert result.text == script.text and "would start other programs" in result.doubt
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "SANDBOX_LINE=x srun python train.py",
+        "srun env SLURM_NTASKS=x SLURM_STEP_NUM_NODES=y python train.py",
+        "SANDBOX_TASK=1 srun python train.py; SANDBOX_TASK=a:b:c python train.py",
+        "printf '1\\0x' >/.sandbox/records/\u00b2; printf '%5000d' 1 >/.sandbox/records/7; srun python train.py",
+    ],
+)
+def test_what_a_script_records_may_be_anything(line: str) -> None:
+    runs = record(parse(HEAD + line + "\n", Path("a.sbatch")))
+    assert runs and all(any(each.name == "srun" for each in run.started) for run in runs)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\n" * 200_000, "   #" * 50_000, "a[" * 100_000, "printf 'line 1: a%.0s' {1..60000} >&2\n"],
+    ids=["lines", "comments", "brackets", "errors"],
+)
+def test_a_script_that_would_take_long_to_search(text: str) -> None:
+    began = time.process_time()
+    script = parse(HEAD + text, Path("a.sbatch"))
+    unset_names(script.text)
+    recorded.beside(script)
+    record(script)
+    assert time.process_time() - began < 20
+
+
+def test_hidden_files_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git/config").write_text("token\n")
+    (tmp_path / "env.sh").write_text("A=1\n")
+    script = parse(f"{HEAD}source .git/config\nsource ./env.sh\n", tmp_path / "a.sbatch")
+    assert recorded.beside(script) == {"env.sh": "A=1\n"}
