@@ -56,9 +56,8 @@ def submit(
     if full and not dry_run:
         raise UserError("--full needs --dry-run", todo="add --dry-run, or remove --full")
     if plain:
-        if other := next(
-            (name for name, given in (("--resume", resume), ("--full", full), ("--explain", explain)) if given), None
-        ):
+        refused = {"--resume": resume, "--full": full, "--explain": explain}
+        if other := next((name for name, given in refused.items() if given), None):
             raise UserError(f"--plain and {other} cannot be combined", todo="remove one of them")
         _plain(asked, dry_run=dry_run, as_json=as_json)
         return

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from slurmddp.alerts import secrets
 from slurmddp.errors import UserError, each_once, together
 from slurmddp.launch.new_file import write_new
 from slurmddp.launch.prepare import Prepared
@@ -45,8 +46,7 @@ def plain_job(prepared: Prepared, refused: UserError | None, *, submit: bool) ->
     found = PlainJob(path.name, text, tuple(missing(plan)))
     if not submit:
         return found
-    if absent := [name for name in plan.environment_from if not os.environ.get(name)]:
-        raise UserError(f"{absent[0]} is not set (environment_from)", todo=f"export {absent[0]}=... in this shell")
+    secrets.take_variables(plan.environment_from, dict(os.environ))  # sbatch hands them on: only looked at
     if not path.is_file() or path.read_bytes() != text.encode("utf-8", errors="surrogateescape"):
         todo = f"`sbatch {path}` submits it as it is; remove it, or choose another name with --name"
         write_new(path, text, todo=todo)

@@ -72,7 +72,7 @@ class Unread(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """A setting for the job file. why: the reason; holds: on what it depends, empty if on nothing."""
+    """A setting for the job file. why: the reason."""
 
     key: str
     value: Any

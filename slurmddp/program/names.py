@@ -58,11 +58,8 @@ class Names:
         self.modules = {source.module: source for source in sources}
         self.aliases: dict[str, dict[str, str]] = {}
         self.local: dict[str, dict[str, ast.AST]] = {}
-        self.bases: dict[str, tuple[str, list[ast.expr]]] = {}
         self.assigned: dict[tuple[str, str], list[ast.expr]] = defaultdict(list)
         self.anywhere: dict[str, list[tuple[str, ast.expr]]] = defaultdict(list)
-        self.loops: set[str] = set()
-        self.params: set[str] = set()
         stars: list[tuple[str, str]] = []
         for source in sources:
             stars += self._read(source)
@@ -91,12 +88,6 @@ class Names:
                         stars.append((source.module, base))
                     else:
                         aliases[each.asname or each.name] = f"{base}.{each.name}".lstrip(".")
-            elif isinstance(node, ast.ClassDef):
-                self.bases.setdefault(node.name, (source.module, node.bases))
-            elif isinstance(node, (ast.For, ast.comprehension, ast.AugAssign)):
-                self.loops.update(last(each) for each in ast.walk(node.target))
-            elif isinstance(node, ast.arg):
-                self.params.add(node.arg)
             for target, value in targets(node):
                 if key := chain(target):
                     self.assigned[source.module, key].append(value)

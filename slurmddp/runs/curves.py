@@ -15,6 +15,8 @@ from slurmddp.shared.files import bounded_lines, open_plain
 
 #: Points of a curve, at most: so many pieces of the file are one point each.
 _POINTS = 400
+#: A line: its step, and the figure of each key.
+_Row = tuple[int, list[float | None]]
 
 
 class Point(NamedTuple):
@@ -37,7 +39,8 @@ def read_curves(path: Path, keys: Sequence[str]) -> Mapping[str, Sequence[Point]
     except FileNotFoundError:
         return curves
     with file:
-        for steps, columns in _pieces(file, keys):
+        for rows in _pieces(file, keys):
+            steps, columns = [step for step, _ in rows], zip(*(figures for _, figures in rows), strict=True)
             for curve, column in zip(curves.values(), columns, strict=True):
                 while curve and curve[-1].step >= steps[0]:
                     curve.pop()
@@ -46,24 +49,24 @@ def read_curves(path: Path, keys: Sequence[str]) -> Mapping[str, Sequence[Point]
     return curves
 
 
-def _pieces(file: BinaryIO, keys: Sequence[str]) -> Iterator[tuple[list[int], list[tuple[float | None, ...]]]]:
-    """Yield the steps of each piece of a file, and per key the values; pieces without a sound line are left out."""
+def _pieces(file: BinaryIO, keys: Sequence[str]) -> Iterator[list[_Row]]:
+    """Yield the sound lines of each piece of a file; pieces without one are left out."""
     size = os.fstat(file.fileno()).st_size // _POINTS + 1
     read = 0
-    rows = []
+    rows: list[_Row] = []
     for line in bounded_lines(file, LONGEST):
         read += len(line)
         if line.endswith(b"\n") and (row := _row(line, keys)):  # a last line that is not whole yet is left out
             rows.append(row)
         if read >= size:
             if rows:
-                yield [step for step, _ in rows], list(zip(*(figures for _, figures in rows), strict=True))
+                yield rows
             read, rows = 0, []
     if rows:
-        yield [step for step, _ in rows], list(zip(*(figures for _, figures in rows), strict=True))
+        yield rows
 
 
-def _row(line: bytes, keys: Sequence[str]) -> tuple[int, list[float | None]] | None:
+def _row(line: bytes, keys: Sequence[str]) -> _Row | None:
     """json takes five times as long for a million lines."""
     try:
         record = from_json(line)

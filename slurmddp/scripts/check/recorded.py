@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 
 from slurmddp.scripts.check.directives import OPTIONS, SRUN_ONLY, full, slurm_variables
@@ -84,49 +83,37 @@ def beside(script: Script) -> dict[str, str]:
     found: dict[str, str] = {}
     folder = script.path.parent.resolve()
     for name in dict.fromkeys(_BESIDE.findall(script.text)):
-        path = Path(folder, name)
         if any(part.startswith(".") and part != ".env" for part in Path(name).parts):
             continue  # .git/config and the like hold credentials, which the script could show us as a word
         try:
-            inside = path.resolve().is_relative_to(folder)
-            if inside and len(data := read_plain(path, _LARGEST + 1, below=folder)) <= _LARGEST:
+            if len(data := read_plain(folder / name, _LARGEST + 1, below=folder)) <= _LARGEST:
                 found[name] = data.decode("utf-8", errors="replace")
         except OSError:
             continue  # the script's own matter: bash goes on without it
     return found
 
 
-@lru_cache(maxsize=8)
-def _record(text: str, name: str, jobs: str, files: str, thunk: _Thunk) -> tuple[Evaluated, ...] | None:
-    try:
-        return tuple(evaluate(text, thunk.jobs, name, thunk.files))
-    except Unavailable:
-        return None
-
-
-class _Thunk:
-    """The jobs and files of an evaluation, which are known by their text."""
-
-    def __init__(self, jobs: list[Job], files: dict[str, str]) -> None:
-        self.jobs, self.files = jobs, files
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Thunk)
-
-    def __hash__(self) -> int:
-        return 0
+#: What was evaluated already, by all that it depends on: a correction and its check look at the same script.
+_recorded: dict[tuple[str, ...], tuple[Evaluated, ...] | None] = {}
+_MOST_RECORDED = 8
 
 
 def record(
     script: Script, variables: Mapping[str, str] | None = None, other: Mapping[str, str] | None = None
 ) -> tuple[Evaluated, ...] | None:
     """Return what each imagined job starts; None, if this machine has no sandbox, or the script no end."""
-    if not script.is_shell or "\r" in script.text:
-        return None
-    if not available():
+    if not script.is_shell or "\r" in script.text or not available():
         return None
     jobs, files = imagined(script, variables, other), beside(script)
-    runs = _record(script.text, script.path.name, repr(jobs), repr(files), _Thunk(jobs, files))
+    key = (script.text, script.path.name, repr(jobs), repr(files))
+    if key not in _recorded:
+        if len(_recorded) >= _MOST_RECORDED:
+            _recorded.clear()
+        try:
+            _recorded[key] = tuple(evaluate(script.text, jobs, script.path.name, files))
+        except Unavailable:
+            _recorded[key] = None
+    runs = _recorded[key]
     return runs if runs and all(each.ended for each in runs) else None
 
 
@@ -142,22 +129,24 @@ def programs(run: Evaluated) -> Iterator[tuple[Started, str, list[str]]]:
                 yield each, kind, arguments
 
 
+def _starts(launch: Launch, run: Evaluated) -> list[list[str]]:
+    """Return the arguments of each start of a launch in a job."""
+    lines = {*launch.command.lines, *(launch.step.command.lines if launch.step else ()), launch.line}
+    first, last = min(lines), max(lines)
+    return [arguments for each, kind, arguments in programs(run) if kind == launch.kind and first <= each.line <= last]
+
+
 def refine(script: Script, runs: Sequence[Evaluated]) -> None:
     """Let the launches say what bash makes of the script, where its text says something else or nothing.
 
     A launch that bash does not start in each of the jobs is no reason for an error any more."""
     for launch in script.found.launches:
-        lines = {*launch.command.lines, *(launch.step.command.lines if launch.step else ()), launch.line}
-        low, high = min(lines), max(lines)
-        starts = [
-            [found for found in programs(run) if found[1] == launch.kind and low <= found[0].line <= high]
-            for run in runs
-        ]
+        starts = [_starts(launch, run) for run in runs]
         if not all(starts):
             launch.unsure = True
         else:
             _step(script, launch, runs)
-            _options(launch, [found[2] for each in starts for found in each])
+            _options(launch, [arguments for each in starts for arguments in each])
 
 
 def _step(script: Script, launch: Launch, runs: Sequence[Evaluated]) -> None:
@@ -178,15 +167,14 @@ def _step(script: Script, launch: Launch, runs: Sequence[Evaluated]) -> None:
         launch.unsure = False
 
 
-def known_program(script: Script, launch: Launch, runs: Sequence[Evaluated]) -> None:
+def _end_of_options(kind: str, arguments: list[str]) -> int:
+    return 0 if kind == "python" else launcher_options(arguments)[1]
+
+
+def known_program(launch: Launch, runs: Sequence[Evaluated]) -> None:
     """Let bash say the words of the program that the text does not, where all jobs have the same."""
-    lines = {*launch.command.lines, *(launch.step.command.lines if launch.step else ()), launch.line}
-    found = []
-    for run in runs:
-        for each, kind, arguments in programs(run):
-            if kind == launch.kind and min(lines) <= each.line <= max(lines):
-                end = launcher_options(arguments)[1] if kind != "python" else 0
-                found.append(arguments[end:])
+    starts = [arguments for run in runs for arguments in _starts(launch, run)]
+    found = [arguments[_end_of_options(launch.kind, arguments) :] for arguments in starts]
     if not found or not any("\0" in word for word in launch.program) or len({len(each) for each in found}) != 1:
         return
     same = [
@@ -230,10 +218,10 @@ def _signatures(runs: Sequence[Evaluated]) -> list[set[tuple[object, ...]]]:
     found = []
     for run in runs:
         signs = set()
+        hosts = re.compile("|".join(map(re.escape, ("localhost", "127.0.0.1", *run.job.hosts))))
         for each, kind, arguments in programs(run):
-            end = launcher_options(arguments)[1] if kind != "python" else 0
-            hosts = re.compile("|".join(map(re.escape, ("localhost", "127.0.0.1", *run.job.hosts))))
-            words = sorted(_RANK.sub("#", hosts.sub("@", word)) for word in arguments[end:])
+            program = arguments[_end_of_options(kind, arguments) :]
+            words = sorted(_RANK.sub("#", hosts.sub("@", word)) for word in program)
             signs.add((kind, each.words[0], *words, each.folder, each.streams[:2], each.contained))
         found.append(signs)
     return found

@@ -70,19 +70,19 @@ def refuse_started(job: Imported, runs: tuple[Evaluated, ...]) -> list[tuple[int
 
 def _differences(job: Imported, run: Evaluated) -> Iterator[tuple[int, str, str]]:
     ours = _Told(job)
-    starts = [(each, kind, arguments) for each, kind, arguments in programs(run)]
+    starts = list(programs(run))
     main = [each for each in starts if ours.is_program(each[1], each[2])]
     known = {line for line, _, _ in job.left} | set(job.prints)
     if not main:
         yield 1, "the launch", "bash does not start it when it evaluates the script"
         return
-    first = min(each.order for each, _, _ in main)
     for start in run.started:
-        other = start.name not in _WRAPPERS | _HARMLESS and all(start is not each for each, _, _ in main)
-        trains = any(start is each for each, _, _ in starts) and all(start is not each for each, _, _ in main)
-        if (other or (trains and start.order > 0)) and start.line not in known and not _prints(start):
+        trains = any(start is each for each, _, _ in starts)
+        is_main = any(start is each for each, _, _ in main)
+        besides = (trains or start.name not in _WRAPPERS | _HARMLESS) and not is_main
+        if besides and start.line not in known and not _prints(start):
             yield start.line, " ".join(start.words), "the script also starts this"
-        if start.name in _WRAPPERS - _TRANSPARENT and start.line not in known and start.order < first + 10**6:
+        if start.name in _WRAPPERS - _TRANSPARENT and start.line not in known:
             yield start.line, " ".join(start.words[:3]), "in front of the program"
     for start, kind, arguments in main:
         yield from ours.compare(start, kind, arguments)

@@ -71,7 +71,7 @@ def import_script(path: Path, site: str | None, shown: str) -> JobText:
         problems.append("no launch of torchrun, accelerate, deepspeed or python was found: set train.script")
     else:
         if runs:
-            known_program(job.script, launch, runs[:2])
+            known_program(launch, runs[:2])
         carry_program(job, launch)
         prove(job, runs)
     job.withhold()
