@@ -15,8 +15,8 @@ class AssetsHook(BuildHookInterface):
         if version == "editable":  # an editable installation asks its checkout
             return
         sys.path.insert(0, self.root)
-        from slurmddp.runs.version import checkout_commit
-        from slurmddp.spec.schema import KINDS, schema_text
+        from slurmddp.job.schema import KINDS, schema_text
+        from slurmddp.run.version import checkout_commit
 
         # An sdist has the commit already, and is no checkout.
         commit = None if Path(self.root, ASSETS, "commit").exists() else checkout_commit(Path(self.root))

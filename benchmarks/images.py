@@ -46,7 +46,7 @@ COPY main.py /srv/
 RUN apt-get update && apt-get install -y python3
 ENTRYPOINT ["python3", "/srv/main.py"]
 """
-START = "import jinja2, yaml; from slurmddp.cli.app import main; main()"
+START = "import jinja2, yaml; from slurmddp.commands.app import main; main()"
 IMAGE_BYTES = 10 * 2**30
 RENDER_TARGET = 50.0
 NOTHING_TARGET = 300.0

@@ -1,6 +1,6 @@
 """`python -m slurmddp`: the same as the `slurmddp` command."""
 
-from slurmddp.cli.app import main
+from slurmddp.commands.app import main
 
 if __name__ == "__main__":
     main()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from slurmddp.report.status import RunStatus
-    from slurmddp.runs.layout import RunFolder
+    from slurmddp.run.layout import RunFolder
 
 #: Seconds between two questions to the scheduler while a run is awaited, and between two looks at its events.
 ASK_EVERY, LOOK_EVERY = 15.0, 1.0
@@ -138,7 +138,7 @@ class Run:
         Raises:
             OSError: the file cannot be read. A run that has not trained yet has no lines.
         """
-        from slurmddp.runs.metrics import behind
+        from slurmddp.run.metrics import behind
 
         for rows, _ in behind(self._folder.metrics, 0):
             yield from (row.write() for row in rows)
@@ -154,7 +154,7 @@ class Run:
             ExternalError: Slurm refused, or did not answer.
         """
         from slurmddp.launch.cancel import cancel_run
-        from slurmddp.runs.gate import own
+        from slurmddp.run.gate import own
 
         cancel_run(own(self._folder, to="cancel it"), now=now)
 
@@ -175,9 +175,9 @@ def submit(job: str | os.PathLike[str] | Mapping[str, Any], *, settings: Mapping
         ExternalError: sbatch failed, or its answer was not understood.
         OSError: a file cannot be written.
     """
+    from slurmddp.job.document import as_text
     from slurmddp.launch.prepare import Request, prepare
     from slurmddp.launch.submit import submit as submit_now
-    from slurmddp.spec.document import as_text
 
     options = [(key, as_text(value, f"settings: {key}"), f"settings: {key}") for key, value in (settings or {}).items()]
     prepared = prepare(Request(job if isinstance(job, Mapping) else os.fspath(job), (), options))

@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 from slurmddp.records.checkpoint import Manifest
-from slurmddp.runs.layout import RunFolder
+from slurmddp.run.layout import RunFolder
 from slurmddp.shared.checkpoint import layout
 
 #: A pickle of DCP's Metadata without tensors, as torch writes it but for its length.

@@ -28,7 +28,7 @@ def desk(tmp_path: Path) -> Desk:
 @pytest.fixture
 def cli(desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
     """`cli("submit", "job.yaml")`: the installed command's entry point, on the desk, without a new process."""
-    from slurmddp.cli.app import main
+    from slurmddp.commands.app import main
 
     def run(*arguments: str, **variables: str) -> Result:
         with monkeypatch.context() as patch:

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import UserError, together
-from slurmddp.plan.build import make_plan
-from slurmddp.plan.model import Allocation, Context, Plan
+from slurmddp.job.plan.build import make_plan
+from slurmddp.job.plan.model import Allocation, Context, Plan
+from slurmddp.job.resolve import Resolved, Sources, resolve
 from slurmddp.records.events import Event, read
 from slurmddp.render.scripts import job_script, node_script
-from slurmddp.runs.events import append_line
-from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.snapshot import copy_runtime
+from slurmddp.run.events import append_line
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.snapshot import copy_runtime
 from slurmddp.sites.catalogue import Catalogue
-from slurmddp.spec.resolve import Resolved, Sources, resolve
 
 ROOT = Path(__file__).resolve().parents[1]
 #: The functions of job.sh and node.sh, and what runs beside them: the same for every job.

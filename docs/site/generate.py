@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from slurmddp.cli.app import app
+from slurmddp.commands.app import app
 from slurmddp.report.sites import site_explained, site_page
 from slurmddp.sites.catalogue import Catalogue
 

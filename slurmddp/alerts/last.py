@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurmddp.plan.model import AlertsPlan
+from slurmddp.job.plan.model import AlertsPlan
 from slurmddp.records.alert import Alert
 from slurmddp.supervisor import post
 from slurmddp.supervisor.compose import compose

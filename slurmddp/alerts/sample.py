@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from slurmddp.alerts import secrets
 from slurmddp.errors import UserError
-from slurmddp.plan.model import AlertsPlan, Plan
+from slurmddp.job.alerts import KINDS
+from slurmddp.job.plan.model import AlertsPlan, Plan
 from slurmddp.records.alert import Alert
 from slurmddp.render.scripts import alert_files
-from slurmddp.runs.layout import RunFolder
-from slurmddp.spec.alerts import KINDS
+from slurmddp.run.layout import RunFolder
 from slurmddp.supervisor.deliver import Sender, from_environment
 from slurmddp.supervisor.post import ARRIVED, WAITS, Sent
 

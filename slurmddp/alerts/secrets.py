@@ -14,10 +14,10 @@ from pathlib import Path
 
 from slurmddp.alerts.last import PREFIX
 from slurmddp.errors import UserError
-from slurmddp.plan.model import AlertTarget
+from slurmddp.job.plan.model import AlertTarget
 from slurmddp.records.address import LONGEST, is_address, may_be_sent_to
-from slurmddp.runs.evidence import evidence
-from slurmddp.runs.layout import RunFolder
+from slurmddp.run.evidence import evidence
+from slurmddp.run.layout import RunFolder
 from slurmddp.supervisor.spool import BESIDE_ADDRESSES
 
 #: The file in a run's secrets that says where its folder is; a name with a dot is none of an address.

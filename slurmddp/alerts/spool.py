@@ -15,8 +15,8 @@ from slurmddp.errors import UserError
 from slurmddp.records.address import secret_parts
 from slurmddp.records.alert import Message
 from slurmddp.records.job_events import Alert
-from slurmddp.runs.gate import Held, OwnRun, hold, own_or_none
-from slurmddp.runs.layout import RunFolder
+from slurmddp.run.gate import Held, OwnRun, hold, own_or_none
+from slurmddp.run.layout import RunFolder
 from slurmddp.supervisor import post
 from slurmddp.supervisor.post import Sent
 from slurmddp.supervisor.spool import BESIDE_ADDRESSES, Box, Disk, is_part_of_message

@@ -29,12 +29,12 @@ from slurmddp.records.rank_events import (
     RankStarted,
     Restarted,
 )
-from slurmddp.runs.cause import failing_attempt, hang_of, killed_of, tasks_are_ranks
-from slurmddp.runs.evidence import Evidence, evidence
-from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.logs import Follower
-from slurmddp.runs.start_notices import start_notices
-from slurmddp.runs.written import written_again
+from slurmddp.run.cause import failing_attempt, hang_of, killed_of, tasks_are_ranks
+from slurmddp.run.evidence import Evidence, evidence
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.logs import Follower
+from slurmddp.run.start_notices import start_notices
+from slurmddp.run.written import written_again
 from slurmddp.shared.files import bounded_lines, open_plain, read_plain
 from slurmddp.visible import one_line
 

@@ -103,8 +103,8 @@ def _is_over(build: Build) -> bool:
         return True
     if build.job is None or shutil.which("scontrol") is None:
         return False
-    from slurmddp.slurm.base import ENDED, JobId
-    from slurmddp.slurm.client import Slurm
+    from slurmddp.cluster.base import ENDED, JobId
+    from slurmddp.cluster.client import Slurm
 
     try:
         view = Slurm().job(JobId(build.job))

@@ -232,7 +232,7 @@ def _is_data_center(gpu: str | None) -> bool:
 
 @cache
 def _table() -> _Table:
-    from slurmddp.spec.document import read_file
+    from slurmddp.job.document import read_file
 
     path = asset_folder("containers") / "tables" / "cuda-compat.yaml"
     tree = read_file(path, "drivers", f"containers/tables/{path.name}").tree

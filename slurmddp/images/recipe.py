@@ -11,11 +11,11 @@ from pathlib import Path
 from slurmddp.assets import asset_folder
 from slurmddp.errors import UserError
 from slurmddp.images.base import Base, check_text, is_carried, parse_base
-from slurmddp.spec.document import Document, Key, Origin, read_file
-from slurmddp.spec.expand import Expander
-from slurmddp.spec.layers import merge
-from slurmddp.spec.recipe import Recipe
-from slurmddp.spec.validate import origin_of, validate
+from slurmddp.job.document import Document, Key, Origin, read_file
+from slurmddp.job.expand import Expander
+from slurmddp.job.layers import merge
+from slurmddp.job.recipe import Recipe
+from slurmddp.job.validate import origin_of, validate
 
 # What begins otherwise is an option or a path, and a line that begins with '%' opens a section wherever it
 # stands (apptainer, pkg/build/types/parser/deffile.go, scanDefinitionFile).

@@ -71,7 +71,7 @@ def tag_of(name: str) -> str | None:
 @cache
 def releases() -> Mapping[str, Release]:
     """All known releases by tag, oldest first."""
-    from slurmddp.spec.document import read_file
+    from slurmddp.job.document import read_file
 
     path = asset_folder("containers") / "tables" / "ngc-pytorch.yaml"
     table = read_file(path, "releases", f"containers/tables/{path.name}").tree["releases"]

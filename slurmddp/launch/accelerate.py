@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import UserError
+from slurmddp.job.plan.model import Plan
 from slurmddp.launch.prepare import Prepared
-from slurmddp.plan.model import Plan
-from slurmddp.runs.layout import RunFolder
+from slurmddp.run.layout import RunFolder
 
 #: No config file comes near; a data file given by mistake is refused before it is parsed.
 _MAX_BYTES = 1_000_000

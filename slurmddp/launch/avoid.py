@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from slurmddp.cluster.client import ask
 from slurmddp.errors import ExternalError
 from slurmddp.launch.prepare import Prepared
-from slurmddp.runs.bad_nodes import BadNode, bad_nodes
+from slurmddp.run.bad_nodes import BadNode, bad_nodes
 from slurmddp.shared.units import clock
-from slurmddp.slurm.client import ask
 
 #: At most this part of a partition's nodes, but one: a wrong judgement must not take a cluster away.
 _PART = 10

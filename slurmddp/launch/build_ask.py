@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from slurmddp.errors import UserError
+from slurmddp.job.document import Document, read_file
+from slurmddp.job.job import Job
+from slurmddp.job.layers import Layered, merge
+from slurmddp.job.resolve import environment_layer
+from slurmddp.job.site import Partition, Site
+from slurmddp.job.types import Line, Model, SbatchValue, slurm_time
+from slurmddp.job.validate import validate
 from slurmddp.launch.image import named_site
 from slurmddp.sites.catalogue import config_files
-from slurmddp.spec.document import Document, read_file
-from slurmddp.spec.job import Job
-from slurmddp.spec.layers import Layered, merge
-from slurmddp.spec.resolve import environment_layer
-from slurmddp.spec.site import Partition, Site
-from slurmddp.spec.types import Line, Model, SbatchValue, slurm_time
-from slurmddp.spec.validate import validate
 
 HERE = "remove --on-node to build on this machine"
 _HOUR = 3600

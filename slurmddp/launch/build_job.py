@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurmddp.cluster.base import JobId
+from slurmddp.cluster.client import Slurm
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.build_lock import holder
 from slurmddp.images.inventory import left_over, remove
@@ -24,8 +26,6 @@ from slurmddp.launch.build_ask import HERE, Asked, ask
 from slurmddp.launch.build_wait import BuildJob, end, follow
 from slurmddp.launch.image import rules_of
 from slurmddp.render.engine import render
-from slurmddp.slurm.base import JobId
-from slurmddp.slurm.client import Slurm
 
 _SCRIPT = "build.sh"
 

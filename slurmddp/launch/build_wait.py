@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from slurmddp.cluster.base import ENDED, JobId, JobView, Scheduler
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.process import StopSignals
 from slurmddp.images.provenance import read_lock
-from slurmddp.slurm.base import ENDED, JobId, JobView, Scheduler
 from slurmddp.styled import labelled
 
 #: Seconds between two looks at the log, and between two questions to Slurm, which have time: the log tells of the end.

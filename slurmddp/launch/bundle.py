@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from slurmddp.cluster.client import ask
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.launch.redact import redact, secrets_of
-from slurmddp.runs.evidence import evidence
-from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.version import version
+from slurmddp.run.evidence import evidence
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.version import version
 from slurmddp.shared.files import open_plain
-from slurmddp.slurm.client import ask
 
 #: Bytes of a file's end, and of all files together: an archive that a mail takes.
 _FILE_BYTES, _ALL_BYTES = 256 * 1024, 8 * 1024 * 1024

@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
+from slurmddp.cluster.base import ENDED, JobId
+from slurmddp.cluster.choose import scheduler_for
 from slurmddp.errors import UserError
 from slurmddp.records.events import of
 from slurmddp.records.job_events import CancelRequested, JobStarted
 from slurmddp.records.stop import CANCELLED, StopRequest
-from slurmddp.runs.evidence import Evidence, evidence
-from slurmddp.runs.gate import OwnRun
-from slurmddp.runs.state import RunState
-from slurmddp.runs.unanswered import with_job
-from slurmddp.slurm.base import ENDED, JobId
-from slurmddp.slurm.choose import scheduler_for
+from slurmddp.run.evidence import Evidence, evidence
+from slurmddp.run.gate import OwnRun
+from slurmddp.run.state import RunState
+from slurmddp.run.unanswered import with_job
 
 #: Slurm's states of a job whose script runs, so that it can be asked.
 RUNNING = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING"})

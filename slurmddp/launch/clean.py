@@ -10,15 +10,15 @@ from typing import NamedTuple
 from slurmddp.alerts import secrets
 from slurmddp.errors import UserError
 from slurmddp.launch.find import known_roots
-from slurmddp.runs import index, manifest, pruning
-from slurmddp.runs.checkpoints import Stored
-from slurmddp.runs.evidence import evidence_of
-from slurmddp.runs.gate import own, stranger
-from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.pruning import Removal, Skipped
-from slurmddp.runs.state import RunState, judge
-from slurmddp.runs.unanswered import ask_about
-from slurmddp.runs.usage import changed, usage
+from slurmddp.run import index, manifest, pruning
+from slurmddp.run.checkpoints import Stored
+from slurmddp.run.evidence import evidence_of
+from slurmddp.run.gate import own, stranger
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.pruning import Removal, Skipped
+from slurmddp.run.state import RunState, judge
+from slurmddp.run.unanswered import ask_about
+from slurmddp.run.usage import changed, usage
 from slurmddp.styled import labelled
 
 #: A run whose scheduler does not know it, here, may be training on another cluster or machine that shares the folder:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from slurmddp.assets import package_folder
 from slurmddp.errors import UserError, each_once, together
+from slurmddp.job.sensitive import refuse_values
 from slurmddp.launch.avoid import avoid
 from slurmddp.launch.facts import plan_facts
 from slurmddp.launch.job_check.rule import advice
@@ -16,10 +17,9 @@ from slurmddp.launch.problems import refusals, unknown_here
 from slurmddp.launch.submit import command_line, still_going
 from slurmddp.launch.workdir import files_before, relative_paths, shared_files
 from slurmddp.launch.write import run_files, survey_project
-from slurmddp.runs import snapshot
-from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.survey import Survey
-from slurmddp.spec.sensitive import refuse_values
+from slurmddp.run import snapshot
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.survey import Survey
 
 #: Stands for the id of the run, which only a submission makes.
 RUN_ID = "RUN_ID"

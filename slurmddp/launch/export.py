@@ -12,18 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from slurmddp.cluster.base import clean_environment
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.process import StopSignals
+from slurmddp.job.plan.model import BindPlan, ContainerPlan
+from slurmddp.job.plan.program import INHERITED
 from slurmddp.launch.prepare import Prepared, Request, prepare
 from slurmddp.launch.this_machine import python_for_torch
-from slurmddp.plan.model import BindPlan, ContainerPlan
-from slurmddp.plan.program import INHERITED
-from slurmddp.runs import checkpoints
-from slurmddp.runs.checkpoints import Stored
-from slurmddp.runs.gate import stranger
-from slurmddp.runs.layout import ARCHIVE, RunFolder
-from slurmddp.runs.snapshot import copy_runtime
-from slurmddp.slurm.base import clean_environment
+from slurmddp.run import checkpoints
+from slurmddp.run.checkpoints import Stored
+from slurmddp.run.gate import stranger
+from slurmddp.run.layout import ARCHIVE, RunFolder
+from slurmddp.run.snapshot import copy_runtime
 from slurmddp.styled import labelled
 
 FORMATS = {"pt": ".pt", "safetensors": ".safetensors"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slurmddp.plan.model import Plan
+from slurmddp.job.plan.model import Plan
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from typing import Any
 from slurmddp.errors import UserError
 from slurmddp.records.events import of
 from slurmddp.records.job_events import Requeued
-from slurmddp.runs import index, manifest
-from slurmddp.runs.gate import OwnRun, own
-from slurmddp.runs.index import Entry
-from slurmddp.runs.layout import RunFolder
+from slurmddp.run import index, manifest
+from slurmddp.run.gate import OwnRun, own
+from slurmddp.run.index import Entry
+from slurmddp.run.layout import RunFolder
 
 #: Runs, the newest, whose events are read for a job number that the index does not know.
 _LOOKED_AT = 100
@@ -52,7 +52,7 @@ def known_runs(environment: Mapping[str, str]) -> list[Entry]:
 
 def _chained(number: str) -> RunFolder | None:
     """Return the run that continued in this chained job: the index knows only the first job."""
-    from slurmddp.runs.events import read_events
+    from slurmddp.run.events import read_events
 
     for entry in index.entries()[:_LOOKED_AT]:
         try:
@@ -66,9 +66,9 @@ def _chained(number: str) -> RunFolder | None:
 
 def known_roots(environment: Mapping[str, str]) -> list[Path]:
     """Folders that hold runs, as far as one can know without a job: for an index that was lost."""
+    from slurmddp.job.document import read_file
+    from slurmddp.job.expand import Expander
     from slurmddp.sites.catalogue import Catalogue, config_files
-    from slurmddp.spec.document import read_file
-    from slurmddp.spec.expand import Expander
 
     catalogue = Catalogue(environment)
     written: list[Any] = ["runs"]

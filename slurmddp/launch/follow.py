@@ -13,8 +13,8 @@ from typing import Any
 
 from slurmddp.launch.cancel import ask_to_stop
 from slurmddp.records.job_events import CancelRequested, JobEnded
-from slurmddp.runs.gate import OwnRun
-from slurmddp.runs.logs import Follower
+from slurmddp.run.gate import OwnRun
+from slurmddp.run.logs import Follower
 
 #: Seconds between two looks at the logs.
 _LOOK_EVERY = 0.2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from slurmddp.cluster.local import job_id_of
 from slurmddp.errors import UserError
 from slurmddp.launch.follow import Foreground
 from slurmddp.launch.job_check.rule import advice
@@ -12,11 +13,10 @@ from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.problems import refuse_problems
 from slurmddp.launch.submit import continue_run, discard, make_run_folder, record, still_going
 from slurmddp.launch.workdir import files_before, relative_paths, shared_files, workdir_in
-from slurmddp.runs.cause import find_cause
-from slurmddp.runs.evidence import evidence
-from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.state import judge
-from slurmddp.slurm.local import job_id_of
+from slurmddp.run.cause import find_cause
+from slurmddp.run.evidence import evidence
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.state import judge
 from slurmddp.styled import labelled
 from slurmddp.visible import one_line
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.launch.inside import attach_command
-from slurmddp.runs.gate import OwnRun
+from slurmddp.run.gate import OwnRun
 from slurmddp.shared import relay
 from slurmddp.shared.peer import distrust
 

@@ -14,8 +14,8 @@ from slurmddp.images.make import Rules
 from slurmddp.images.registry.settings import RegistrySettings
 
 if TYPE_CHECKING:  # profiles and recipes bring pydantic, which a Dockerfile's definition does not need
-    from slurmddp.spec.document import Document
-    from slurmddp.spec.site import Site
+    from slurmddp.job.document import Document
+    from slurmddp.job.site import Site
 
 
 def wanted_image(
@@ -91,7 +91,7 @@ def image_of_job(job: Path) -> OfJob:
 
 def commit_of(folder: Path) -> str | None:
     """Return the commit of a folder, with "-dirty" if files differ; None without git, or outside a repository."""
-    from slurmddp.runs import git
+    from slurmddp.run import git
 
     try:
         state = git.state(folder)
@@ -120,7 +120,7 @@ def rules_of(site: str | None, environment: Mapping[str, str] = os.environ) -> R
 
     Raises UserError for a site that is unknown or wrong.
     """
-    from slurmddp.spec.expand import Expander, Unexpanded
+    from slurmddp.job.expand import Expander, Unexpanded
 
     named = named_site(site, environment)
     of_job = _of_this_job(environment)
@@ -160,7 +160,7 @@ def _of_this_job(environment: Mapping[str, str]) -> tuple[int, int | None] | Non
 
 def used_images() -> list[Path]:
     """Return the images of all indexed runs whose folders exist: they may be resumed at any time."""
-    from slurmddp.runs import index, manifest
+    from slurmddp.run import index, manifest
 
     found = []
     for entry in index.entries():

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from slurmddp.plan.model import Plan
-from slurmddp.runs.survey import Survey, shown
+from slurmddp.job.plan.model import Plan
+from slurmddp.run.survey import Survey, shown
 
 #: What makes a script or the ranks look elsewhere: then nothing is known.
 _ELSEWHERE = "PYTHONPATH"

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slurmddp.errors import ExternalError, UserError
+from slurmddp.job.expand import unexpand
+from slurmddp.job.site import Site
 from slurmddp.launch import found_here
 from slurmddp.launch.new_file import write_new
 from slurmddp.launch.prepare import job_name
@@ -22,8 +24,6 @@ from slurmddp.launch.this_machine import count_gpus
 from slurmddp.render.engine import render
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.sites.select import select
-from slurmddp.spec.expand import unexpand
-from slurmddp.spec.site import Site
 
 TASKS = ("lm", "images")
 #: What runs a SIF image.
@@ -112,8 +112,8 @@ def _refuse(path: Path, task: str | None, script: str | None) -> None:
 
 def _site(option: str | None) -> tuple[Made, list[str]]:
     """Choose the site; where no profile fits a cluster, draft one. Returns notes, too."""
-    from slurmddp.launch.site_init.live import look
-    from slurmddp.launch.site_init.write import Target
+    from slurmddp.sites.draft.live import look
+    from slurmddp.sites.draft.write import Target
 
     made = choose_site(Catalogue(os.environ), os.environ, option)
     if not made.guessed or made.site != "generic":

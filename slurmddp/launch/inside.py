@@ -7,17 +7,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from slurmddp.cluster.base import JobId, clean_environment
+from slurmddp.cluster.client import ask
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.records.events import of
 from slurmddp.records.job_events import AttemptStarted
 from slurmddp.render.scripts import python_of_submit
-from slurmddp.runs import manifest
-from slurmddp.runs.gate import OwnRun
-from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.state import judge, observe
+from slurmddp.run import manifest
+from slurmddp.run.gate import OwnRun
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.state import judge, observe
 from slurmddp.shared.units import listed
-from slurmddp.slurm.base import JobId, clean_environment
-from slurmddp.slurm.client import ask
 
 #: What a shell is in an image that may have no bash. Its start-up files would change the environment.
 _SHELL = ("/bin/sh", "-c", "if command -v bash >/dev/null; then exec bash --norc; else exec sh; fi")

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 from slurmddp.errors import UserError
-from slurmddp.plan.model import BASH_SUFFIX
+from slurmddp.job.plan.model import BASH_SUFFIX
 
 JOB_SUFFIXES = (".yaml", ".yml")
 _PROGRAMS = (".py", BASH_SUFFIX)

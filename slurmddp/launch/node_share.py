@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from slurmddp.cluster.describe import Node
+from slurmddp.job.document import Key
+from slurmddp.job.plan.layout import partition_of
+from slurmddp.job.plan.model import Note
+from slurmddp.job.plan.ranks import is_auto
+from slurmddp.job.resolve import SLURM_LAYER, Resolved
+from slurmddp.job.types import memory
 from slurmddp.launch.job_check.cluster import Cluster
-from slurmddp.plan.layout import partition_of
-from slurmddp.plan.model import Note
-from slurmddp.plan.ranks import is_auto
-from slurmddp.slurm.describe import Node
-from slurmddp.spec.document import Key
-from slurmddp.spec.resolve import SLURM_LAYER, Resolved
-from slurmddp.spec.types import memory
 
 #: Options in sbatch_extra by which a user chooses nodes, cores or GPUs: then nobody else knows the share.
 _CHOSEN = frozenset((

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 
+from slurmddp.cluster.base import ENDED, JobId
+from slurmddp.cluster.choose import scheduler_for
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.launch.cancel import LOOK_EVERY, RUNNING, Cancelled, Done, ask_to_stop
-from slurmddp.runs import index, manifest, submission
-from slurmddp.runs.gate import OwnRun
-from slurmddp.runs.layout import RunFolder
-from slurmddp.slurm.base import ENDED, JobId
-from slurmddp.slurm.choose import scheduler_for
+from slurmddp.run import index, manifest, submission
+from slurmddp.run.gate import OwnRun
+from slurmddp.run.layout import RunFolder
 
 
 def refuse_other_version(folder: RunFolder) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slurmddp.alerts import secrets
+from slurmddp.cluster.client import Slurm
 from slurmddp.errors import UserError, each_once, together
 from slurmddp.launch.new_file import write_new
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.problems import problems, unknown_here
 from slurmddp.render.plain import missing, plain_script
-from slurmddp.slurm.client import Slurm
 
 
 class PlainJob(NamedTuple):

@@ -7,19 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from slurmddp.job.plan.model import Plan
 from slurmddp.launch.cancel import cancel_run
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.requeue_hold import state_now
 from slurmddp.launch.submit import submit
-from slurmddp.plan.model import Plan
 from slurmddp.records.events import keys_of, newest
 from slurmddp.records.job_events import Network
 from slurmddp.records.preflight import read
-from slurmddp.runs.cause import find_cause
-from slurmddp.runs.evidence import evidence
-from slurmddp.runs.gate import own
-from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.state import RunState
+from slurmddp.run.cause import find_cause
+from slurmddp.run.evidence import evidence
+from slurmddp.run.gate import own
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.state import RunState
 from slurmddp.shared.files import read_json
 
 #: What is changed of the job: DEFAULTS give way to the user's own options, CHANGES do not.

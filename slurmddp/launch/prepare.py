@@ -11,25 +11,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slurmddp.errors import UserError, collecting, together
+from slurmddp.job.document import Document, is_null, read_data, read_file
+from slurmddp.job.plan.build import make_plan
+from slurmddp.job.plan.model import Allocation, Context, Plan
+from slurmddp.job.plan.program import plan_program
+from slurmddp.job.plan.sbatch import missing_settings
+from slurmddp.job.resolve import Resolved, Sources, is_site_file, resolve
+from slurmddp.job.sensitive import refuse_secrets
+from slurmddp.job.validate import depends_on
 from slurmddp.launch.job_check.cluster import Cluster
 from slurmddp.launch.modules import module_file
 from slurmddp.launch.named_file import JOB_SUFFIXES, wrong_file
 from slurmddp.launch.node_share import with_share
 from slurmddp.launch.python_environment import with_active
 from slurmddp.launch.this_machine import python_for_torch, with_gpus
-from slurmddp.plan.build import make_plan
-from slurmddp.plan.model import Allocation, Context, Plan
-from slurmddp.plan.program import plan_program
-from slurmddp.plan.sbatch import missing_settings
-from slurmddp.runs.version import version
+from slurmddp.run.version import version
 from slurmddp.sites.catalogue import Catalogue, config_files
-from slurmddp.spec.document import Document, is_null, read_data, read_file
-from slurmddp.spec.resolve import Resolved, Sources, is_site_file, resolve
-from slurmddp.spec.sensitive import refuse_secrets
-from slurmddp.spec.validate import depends_on
 
 if TYPE_CHECKING:
-    from slurmddp.runs.layout import RunFolder
+    from slurmddp.run.layout import RunFolder
 
 
 @dataclass(frozen=True)
@@ -185,8 +185,8 @@ def _resolved(request: Request, resumed: Sequence[Path]) -> Resolved:
             raise UserError(
                 "no job file or script given", todo="add one to the command line; `slurmddp init` writes job.yaml"
             )
-        from slurmddp.runs.gate import own
-        from slurmddp.runs.layout import RunFolder
+        from slurmddp.run.gate import own
+        from slurmddp.run.layout import RunFolder
 
         job_file = RunFolder(resumed[0]).job_yaml
         todo = f"read its job file, then pass it: {job_file} --resume {resumed[0]}"
@@ -213,8 +213,8 @@ def _site_of(resumed: Sequence[Path]) -> tuple[str, str] | None:
     """
     if not resumed:
         return None
-    from slurmddp.runs.gate import stranger
-    from slurmddp.runs.layout import RunFolder
+    from slurmddp.run.gate import stranger
+    from slurmddp.run.layout import RunFolder
 
     folder = RunFolder(resumed[0])
     path = folder.job_yaml
@@ -230,7 +230,7 @@ def _save_seconds(runs: Sequence[Path]) -> float | None:
     """Return the longest save of a checkpoint of these runs; None if unknown."""
     if not runs:
         return None
-    from slurmddp.runs.checkpoint_durations import longest_save
+    from slurmddp.run.checkpoint_durations import longest_save
 
     return longest_save(runs)
 
@@ -295,7 +295,7 @@ def _continued(folder: RunFolder) -> list[Path]:
     from slurmddp.shared.files import read_json
 
     if not folder.job_json.is_file():
-        from slurmddp.runs import manifest
+        from slurmddp.run import manifest
 
         earlier = manifest.read(folder).get("resumed_from")
         runs = [Path(text) for text in earlier if isinstance(text, str)] if isinstance(earlier, list) else []

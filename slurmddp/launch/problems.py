@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 from slurmddp.alerts import secrets
 from slurmddp.errors import ElsewhereError, UserError, collecting, together
 from slurmddp.images.sif import is_sif, sif_architecture
+from slurmddp.job.plan.layout import partition_of
+from slurmddp.job.plan.model import Plan, Program
+from slurmddp.job.plan.program import host_path
+from slurmddp.job.site import Site
 from slurmddp.launch import accelerate
 from slurmddp.launch.job_check.cluster import Cluster
 from slurmddp.launch.modules import module_file, of_package
 from slurmddp.launch.named_file import batch_line, near
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.workdir import absent_workdir
-from slurmddp.plan.layout import partition_of
-from slurmddp.plan.model import Plan, Program
-from slurmddp.plan.program import host_path
-from slurmddp.runs.checkpoints import newest
-from slurmddp.runs.create import refuse_root
-from slurmddp.spec.site import Site
+from slurmddp.run.checkpoints import newest
+from slurmddp.run.create import refuse_root
 
 if TYPE_CHECKING:
     from slurmddp.images.driver import Verdict

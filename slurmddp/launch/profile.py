@@ -9,10 +9,10 @@ from slurmddp.errors import ExternalError, UserError
 from slurmddp.launch.inside import running_attempt
 from slurmddp.records.events import Event, of
 from slurmddp.records.rank_events import Profiled
-from slurmddp.runs.events import read_events
-from slurmddp.runs.gate import OwnRun
-from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.state import judge, observe
+from slurmddp.run.events import read_events
+from slurmddp.run.gate import OwnRun
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.state import judge, observe
 
 _LOOK_EVERY = 1.0
 #: Seconds between questions to Slurm.

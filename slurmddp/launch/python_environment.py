@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slurmddp.errors import UserError
-from slurmddp.plan.model import Note
-from slurmddp.spec.document import Key
-from slurmddp.spec.resolve import Resolved
+from slurmddp.job.document import Key
+from slurmddp.job.plan.model import Note
+from slurmddp.job.resolve import Resolved
 
 #: The layer of what the shell that submits has activated.
 _LAYER = "active environment"

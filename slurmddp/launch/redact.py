@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 
 from slurmddp.alerts import secrets
-from slurmddp.runs.credentials import without_credentials
-from slurmddp.spec.sensitive import REDACTED, is_secret_name, redacted
+from slurmddp.job.sensitive import REDACTED, is_secret_name, redacted
+from slurmddp.run.credentials import without_credentials
 
 #: A value shorter than this stands in a text by chance.
 _SHORTEST = 6

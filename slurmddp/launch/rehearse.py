@@ -7,24 +7,24 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from slurmddp.cluster.base import JobId
+from slurmddp.cluster.client import ask
 from slurmddp.errors import SlurmddpError, UserError
+from slurmddp.job.plan.sbatch import STOP_SIGNAL
 from slurmddp.launch.cancel import cancel_run
 from slurmddp.launch.inside import ranks_program
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.requeue_hold import state_now
 from slurmddp.launch.submit import submit
-from slurmddp.plan.sbatch import STOP_SIGNAL
 from slurmddp.records.events import Event, Kind, of
 from slurmddp.records.job_events import AttemptStarted, JobStarted, Requeued
 from slurmddp.records.metrics import Metrics
 from slurmddp.records.rank_events import CheckpointFailed, CheckpointSaved, Resumed, Started
 from slurmddp.records.values import number
-from slurmddp.runs.events import read_events
-from slurmddp.runs.gate import own
-from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.metrics import behind
-from slurmddp.slurm.base import JobId
-from slurmddp.slurm.client import ask
+from slurmddp.run.events import read_events
+from slurmddp.run.gate import own
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.metrics import behind
 
 #: What the rehearsal changes of the job. Every step is logged, and nothing is saved but what the rehearsal asks for.
 CHANGES = (

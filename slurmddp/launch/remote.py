@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurmddp.errors import ExternalError, UserError
+from slurmddp.job.document import read_file
+from slurmddp.job.resolve import REMOTE_DIR
 from slurmddp.launch import forward
 from slurmddp.launch.new_file import write_new
-from slurmddp.runs.snapshot import copy_project
-from slurmddp.runs.survey import DEFAULT_LIMIT, Survey, survey
-from slurmddp.runs.version import version
+from slurmddp.run.snapshot import copy_project
+from slurmddp.run.survey import DEFAULT_LIMIT, Survey, survey
+from slurmddp.run.version import version
 from slurmddp.shared.units import human
 from slurmddp.sites.catalogue import config_files
-from slurmddp.spec.document import read_file
-from slurmddp.spec.resolve import REMOTE_DIR
 from slurmddp.styled import labelled
 
 #: Commands that read the project: they get a copy of it first.

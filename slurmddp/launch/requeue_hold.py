@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 from datetime import datetime
 
+from slurmddp.cluster.base import JobId, JobView
+from slurmddp.cluster.choose import scheduler_for
+from slurmddp.cluster.client import ask
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.records.job_events import HoldReleased, JobStarted
-from slurmddp.runs.evidence import Evidence
-from slurmddp.runs.gate import own_or_none
-from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.state import RunState, judge, observe
-from slurmddp.slurm.base import JobId, JobView
-from slurmddp.slurm.choose import scheduler_for
-from slurmddp.slurm.client import ask
+from slurmddp.run.evidence import Evidence
+from slurmddp.run.gate import own_or_none
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.state import RunState, judge, observe
 from slurmddp.supervisor.release import is_free
 
 #: Slurm holds a requeued job back for 121 s (src/slurmctld/job_mgr.c); a later start is one that somebody chose. The

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import UserError
+from slurmddp.job.document import read_file
 from slurmddp.launch.prepare import Prepared, Request, prepare
-from slurmddp.runs import manifest
-from slurmddp.runs.gate import OwnRun
-from slurmddp.runs.snapshot import code_files, hash_of_files, read_list
-from slurmddp.runs.version import version
-from slurmddp.spec.document import read_file
+from slurmddp.run import manifest
+from slurmddp.run.gate import OwnRun
+from slurmddp.run.snapshot import code_files, hash_of_files, read_list
+from slurmddp.run.version import version
 from slurmddp.styled import labelled
 from slurmddp.visible import one_line
 

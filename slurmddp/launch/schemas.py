@@ -6,9 +6,9 @@ from pathlib import Path
 
 from slurmddp.assets import built_schema
 from slurmddp.errors import UserError
-from slurmddp.runs.index import state_folder
+from slurmddp.job.schema import schema_text
+from slurmddp.run.index import state_folder
 from slurmddp.shared.files import write_whole
-from slurmddp.spec.schema import schema_text
 
 
 def schema_path(kind: str) -> Path:

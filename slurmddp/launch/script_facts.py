@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from slurmddp.job.plan.model import Plan
 from slurmddp.launch.modules import module_file
 from slurmddp.launch.prepare import Prepared
-from slurmddp.plan.model import Plan
 from slurmddp.program.facts import Facts
 from slurmddp.program.read import read_program
 from slurmddp.program.sentences import sentences

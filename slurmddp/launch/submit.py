@@ -14,7 +14,11 @@ from typing import Any
 
 from slurmddp.alerts import secrets
 from slurmddp.alerts.last import last_alerts
+from slurmddp.cluster.base import JobId
+from slurmddp.cluster.choose import scheduler_for, scheduler_named
 from slurmddp.errors import ExternalError, UserError
+from slurmddp.job.plan.model import Plan
+from slurmddp.job.sensitive import redacted, refuse_values
 from slurmddp.launch.avoid import avoid
 from slurmddp.launch.job_check.rule import advice
 from slurmddp.launch.prepare import Prepared
@@ -23,22 +27,18 @@ from slurmddp.launch.quotas import home_warning
 from slurmddp.launch.watchdog import submit_watchdog
 from slurmddp.launch.workdir import files_before, relative_paths, shared_files, workdir_in
 from slurmddp.launch.write import run_files, survey_project
-from slurmddp.plan.model import Plan
 from slurmddp.records.submission import now
 from slurmddp.render.scripts import payloads
-from slurmddp.runs import index, manifest, snapshot, submission
-from slurmddp.runs.continued import claim
-from slurmddp.runs.create import Draft, create, folder_error
-from slurmddp.runs.evidence import evidence, evidence_of
-from slurmddp.runs.gate import OwnRun, own, own_or_none
-from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.next_commands import next_commands
-from slurmddp.runs.owner import shared_folder
-from slurmddp.runs.survey import Survey
-from slurmddp.runs.unanswered import with_job
-from slurmddp.slurm.base import JobId
-from slurmddp.slurm.choose import scheduler_for, scheduler_named
-from slurmddp.spec.sensitive import redacted, refuse_values
+from slurmddp.run import index, manifest, snapshot, submission
+from slurmddp.run.continued import claim
+from slurmddp.run.create import Draft, create, folder_error
+from slurmddp.run.evidence import evidence, evidence_of
+from slurmddp.run.gate import OwnRun, own, own_or_none
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.next_commands import next_commands
+from slurmddp.run.owner import shared_folder
+from slurmddp.run.survey import Survey
+from slurmddp.run.unanswered import with_job
 
 #: Seconds before each look for a job whose submission sbatch did not answer.
 LOOKS = (0.0, 3.0)
@@ -330,7 +330,7 @@ def refuse_unanswered(plan: Plan) -> list[str]:
 
 def still_going(prepared: Prepared) -> list[str]:
     """Return a warning if the run that this one resumes from is still going."""
-    from slurmddp.runs.state import judge
+    from slurmddp.run.state import judge
 
     for path in prepared.resumed_from[:1]:
         facts = evidence(RunFolder(path))

@@ -20,10 +20,10 @@ from slurmddp.launch.problems import refuse_problems
 from slurmddp.launch.rerun import prepare_again
 from slurmddp.launch.submit import Handed, submit
 from slurmddp.render.documents import job_yaml
-from slurmddp.runs import sweeps
-from slurmddp.runs.create import new_id
-from slurmddp.runs.gate import own
-from slurmddp.runs.sweeps import OwnSweep, Sweep
+from slurmddp.run import sweeps
+from slurmddp.run.create import new_id
+from slurmddp.run.gate import own
+from slurmddp.run.sweeps import OwnSweep, Sweep
 
 #: More points than this need --yes.
 MANY = 1000

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from slurmddp.spec.resolve import Resolved
-from slurmddp.spec.site import Partition
+from slurmddp.job.resolve import Resolved
+from slurmddp.job.site import Partition
 
 #: Seconds that nvidia-smi may take: some for each GPU where no persistence daemon runs.
 _PATIENCE = 15

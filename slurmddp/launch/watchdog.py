@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from slurmddp.cluster.base import JobId
+from slurmddp.cluster.client import Slurm
 from slurmddp.errors import ExternalError, UserError
-from slurmddp.plan.model import Plan
+from slurmddp.job.plan.model import Plan
 from slurmddp.render.scripts import python_of_submit
-from slurmddp.runs.gate import OwnRun
-from slurmddp.slurm.base import JobId
-from slurmddp.slurm.client import Slurm
+from slurmddp.run.gate import OwnRun
 
 
 def submit_watchdog(plan: Plan, folder: OwnRun, job_id: JobId) -> str | None:

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from slurmddp.errors import ElsewhereError, UserError
+from slurmddp.job.document import RUN
+from slurmddp.job.plan.model import Plan
 from slurmddp.launch.prepare import Prepared
-from slurmddp.plan.model import Plan
-from slurmddp.runs.written import files_text, written_before
-from slurmddp.spec.document import RUN
+from slurmddp.run.written import files_text, written_before
 from slurmddp.visible import one_line
 
 _SCRIPT_BYTES = 512 * 1024

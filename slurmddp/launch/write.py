@@ -8,17 +8,17 @@ from pathlib import Path
 
 from slurmddp import __version__
 from slurmddp.errors import UserError
+from slurmddp.job.plan.model import Plan
 from slurmddp.launch import accelerate
 from slurmddp.launch.imports import imported_elsewhere
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.workdir import QUOTED
-from slurmddp.plan.model import Plan
 from slurmddp.render.documents import job_json, job_yaml, site_yaml
 from slurmddp.render.scripts import alert_files, job_script, node_script
-from slurmddp.runs.create import make_folder, write_file, write_key
-from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.snapshot import code_hash, copy_project, copy_runtime, hash_of, read_list
-from slurmddp.runs.survey import Survey, shown, survey, survey_listed
+from slurmddp.run.create import make_folder, write_file, write_key
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.snapshot import code_hash, copy_project, copy_runtime, hash_of, read_list
+from slurmddp.run.survey import Survey, shown, survey, survey_listed
 from slurmddp.styled import labelled
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 
-from slurmddp.plan.model import AlertsPlan, AlertTarget, Plan
+from slurmddp.job.plan.model import AlertsPlan, AlertTarget, Plan
 
 #: Kind of alert -> its priority for ntfy (3: normal), and what the title says after the job's name.
 _VERBS = {

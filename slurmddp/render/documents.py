@@ -7,12 +7,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from slurmddp.plan.model import Plan
-from slurmddp.plan.program import absolute, absolute_workdir
-from slurmddp.spec.document import Plain, is_null, typed
-from slurmddp.spec.expand import expand_data, path_fields, unexpand
-from slurmddp.spec.resolve import SLURM_LAYER, Resolved
-from slurmddp.spec.types import unit_of
+from slurmddp.job.document import Plain, is_null, typed
+from slurmddp.job.expand import expand_data, path_fields, unexpand
+from slurmddp.job.plan.model import Plan
+from slurmddp.job.plan.program import absolute, absolute_workdir
+from slurmddp.job.resolve import SLURM_LAYER, Resolved
+from slurmddp.job.types import unit_of
 
 
 def job_yaml(resolved: Resolved, plan: Plan) -> str:

@@ -6,7 +6,7 @@ import os
 import shlex
 
 from slurmddp.errors import UserError
-from slurmddp.plan.model import Plan, Variable
+from slurmddp.job.plan.model import Plan, Variable
 from slurmddp.render.engine import with_run
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from slurmddp.errors import UserError
-from slurmddp.plan.model import Plan, VariableGroup
+from slurmddp.job.plan.model import Plan, VariableGroup
 from slurmddp.render.engine import names_run, quote_run, render
 
 #: Options of sbatch that only the supervised job has a use for.

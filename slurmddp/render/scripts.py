@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
-from slurmddp.plan.model import Plan, Variable
-from slurmddp.plan.program import host_path
+from slurmddp.job.plan.model import Plan, Variable
+from slurmddp.job.plan.program import host_path
 from slurmddp.render.alert_texts import payload
 from slurmddp.render.engine import render
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurmddp.runs.bad_nodes import BadNode
+from slurmddp.run.bad_nodes import BadNode
 from slurmddp.shared.units import clock
 from slurmddp.visible import one_line
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from slurmddp.runs.curves import Point
+from slurmddp.run.curves import Point
 
 #: Rows of the table below a chart, for each of its lines.
 _ROWS = 8

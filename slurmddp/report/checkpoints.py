@@ -8,10 +8,10 @@ from typing import Any
 
 from slurmddp.errors import UserError
 from slurmddp.report.status import run_status
-from slurmddp.runs import checkpoints
-from slurmddp.runs.checkpoints import Leftover, Stored
-from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.pruning import Pruning
+from slurmddp.run import checkpoints
+from slurmddp.run.checkpoints import Leftover, Stored
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.pruning import Pruning
 from slurmddp.shared.units import human
 from slurmddp.styled import columns, join, styled
 from slurmddp.visible import one_line

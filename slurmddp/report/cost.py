@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from slurmddp.plan.model import Plan
-from slurmddp.spec.types import slurm_time
+from slurmddp.job.plan.model import Plan
+from slurmddp.job.types import slurm_time
 
 
 def cost_line(plan: Plan) -> str:

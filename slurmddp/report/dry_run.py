@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurmddp.plan.model import Plan
+from slurmddp.job.plan.model import Plan
+from slurmddp.job.resolve import Resolved
+from slurmddp.job.types import slurm_time
 from slurmddp.report.cost import cost_line
 from slurmddp.report.plan import nodes_text, program_text, workdir_text
-from slurmddp.runs.layout import RunFolder
-from slurmddp.spec.resolve import Resolved
-from slurmddp.spec.types import slurm_time
+from slurmddp.run.layout import RunFolder
 
 
 def summary_lines(plan: Plan, resolved: Resolved, folder: RunFolder, command: Sequence[str]) -> list[str]:

@@ -9,11 +9,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from slurmddp.errors import UserError
-from slurmddp.spec.document import Key
-from slurmddp.spec.job import Job
-from slurmddp.spec.layers import Layered
-from slurmddp.spec.resolve import Resolved
-from slurmddp.spec.validate import nearest_key
+from slurmddp.job.document import Key
+from slurmddp.job.job import Job
+from slurmddp.job.layers import Layered
+from slurmddp.job.resolve import Resolved
+from slurmddp.job.validate import nearest_key
 
 
 def explain(resolved: Resolved, dotted: str) -> str:

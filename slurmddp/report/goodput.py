@@ -6,10 +6,10 @@ import time
 from typing import Any
 
 from slurmddp.errors import UserError
-from slurmddp.runs.evidence import evidence
-from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.ledger import KINDS, Ledger, ledger
-from slurmddp.runs.metrics import ledger_lines
+from slurmddp.run.evidence import evidence
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.ledger import KINDS, Ledger, ledger
+from slurmddp.run.metrics import ledger_lines
 
 #: How many kinds the one line of `slurmddp status` names.
 _NAMED = 3

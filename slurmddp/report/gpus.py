@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.records.values import number
-from slurmddp.runs.events import tail_records
-from slurmddp.runs.layout import RunFolder
+from slurmddp.run.events import tail_records
+from slurmddp.run.layout import RunFolder
 from slurmddp.visible import one_line
 
 #: Bytes at the end of a node's file that hold its newest line.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurmddp.plan.model import Plan
+from slurmddp.job.plan.model import Plan
+from slurmddp.job.train import Parallel
 from slurmddp.shared import mesh
-from slurmddp.spec.train import Parallel
 
 #: Groups of a dimension, and ranks of a group, that are shown before "...".
 SHOWN = 4

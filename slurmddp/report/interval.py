@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slurmddp.plan.model import Plan
+from slurmddp.job.job import Checkpoint
+from slurmddp.job.plan.model import Plan
 from slurmddp.records.events import Event, newest, of
 from slurmddp.records.job_events import CancelRequested, JobEnded
 from slurmddp.records.rank_events import CheckpointSaved, Error, Finished, FirstStep, Started
-from slurmddp.runs import index
-from slurmddp.runs.events import read_events
-from slurmddp.runs.layout import RunFolder
-from slurmddp.spec.job import Checkpoint
+from slurmddp.run import index
+from slurmddp.run.events import read_events
+from slurmddp.run.layout import RunFolder
 
 #: Node-hours between failures where no run has seen any: 6.5 failures in 1,000 node-days, as Kokolis et al. report of a
 #: cluster of 16,000 GPUs ("Revisiting Reliability in Large-Scale Machine Learning Research Clusters", HPCA 2025).

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from slurmddp.errors import UserError
 from slurmddp.report.status import RunStatus
-from slurmddp.runs.events import read_events
-from slurmddp.runs.evidence import Evidence
-from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.logs import Follower
+from slurmddp.run.events import read_events
+from slurmddp.run.evidence import Evidence
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.logs import Follower
 from slurmddp.shared.files import read_plain
 from slurmddp.visible import one_line
 

@@ -46,10 +46,10 @@ from slurmddp.report.gpus import gpu_table
 from slurmddp.report.page_facts import Facts, read_facts
 from slurmddp.report.progress import count_nodes, span, speed_text, steps_text
 from slurmddp.report.scaling import find_scaling
-from slurmddp.runs.curves import Point
-from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.ledger import KINDS
-from slurmddp.runs.timeline import Attempt
+from slurmddp.run.curves import Point
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.ledger import KINDS
+from slurmddp.run.timeline import Attempt
 from slurmddp.shared.units import human
 from slurmddp.visible import visible
 

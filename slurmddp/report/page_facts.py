@@ -9,22 +9,22 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from slurmddp.cluster.client import Slurm
 from slurmddp.errors import UserError
+from slurmddp.job.document import read_file
+from slurmddp.job.layers import Layered
 from slurmddp.records.events import Event, Kind, newest, of
 from slurmddp.records.metrics import Metrics
 from slurmddp.report.explain import leaves, raw
 from slurmddp.report.gpus import Gpu, read_gpus
 from slurmddp.report.status import RunStatus, run_status, status_of
-from slurmddp.runs import manifest
-from slurmddp.runs.curves import Point, read_curves
-from slurmddp.runs.evidence import evidence
-from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.ledger import Ledger, ledger
-from slurmddp.runs.metrics import ledger_lines
-from slurmddp.runs.timeline import Timeline, timeline
-from slurmddp.slurm.client import Slurm
-from slurmddp.spec.document import read_file
-from slurmddp.spec.layers import Layered
+from slurmddp.run import manifest
+from slurmddp.run.curves import Point, read_curves
+from slurmddp.run.evidence import evidence
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.ledger import Ledger, ledger
+from slurmddp.run.metrics import ledger_lines
+from slurmddp.run.timeline import Timeline, timeline
 
 #: Parts of a step, in the order in which they are shown.
 _PARTS = (

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import shlex
 
-from slurmddp.plan.batch import ways
-from slurmddp.plan.layout import partition_of
-from slurmddp.plan.model import Plan
+from slurmddp.job.document import RUN
+from slurmddp.job.plan.batch import ways
+from slurmddp.job.plan.layout import partition_of
+from slurmddp.job.plan.model import Plan
+from slurmddp.job.resolve import Resolved
+from slurmddp.job.train import Batch
 from slurmddp.report.cost import cost_line
 from slurmddp.report.groups import parallel_lines
 from slurmddp.report.interval import interval_lines
 from slurmddp.report.survival import survival_lines
 from slurmddp.shared import batch as dealing
-from slurmddp.spec.document import RUN
-from slurmddp.spec.resolve import Resolved
-from slurmddp.spec.train import Batch
 from slurmddp.styled import join, labelled
 
 #: So many numbers of nodes are shown, where there may be fewer of them.

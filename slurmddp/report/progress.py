@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from slurmddp.cluster.base import JobView
+from slurmddp.cluster.reasons import is_held, reason_text
 from slurmddp.records.events import Event, keys_of, of
 from slurmddp.records.job_events import AttemptEnded, AttemptStarted, JobStarted
 from slurmddp.records.metrics import Metrics
@@ -23,12 +25,10 @@ from slurmddp.records.rank_events import (
     StragglerEnds,
 )
 from slurmddp.records.values import number
-from slurmddp.runs.evidence import Evidence
-from slurmddp.runs.layout import RunFolder
+from slurmddp.run.evidence import Evidence
+from slurmddp.run.layout import RunFolder
 from slurmddp.shared.files import read_plain
 from slurmddp.shared.units import short
-from slurmddp.slurm.base import JobView
-from slurmddp.slurm.reasons import is_held, reason_text
 from slurmddp.visible import one_line
 
 _PER_SECOND = "_per_second"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from slurmddp.report.status import RunStatus
-from slurmddp.runs.index import entry_of
-from slurmddp.runs.ledger import Ledger
+from slurmddp.run.index import entry_of
+from slurmddp.run.ledger import Ledger
 
 #: Name -> type and help, of which each scrape must show the same.
 METRICS = {

@@ -11,7 +11,7 @@ from slurmddp.records.rank_events import Evaluated, StragglerBegins, StragglerEn
 from slurmddp.report.goodput import goodput_dict
 from slurmddp.report.page import FAULTS, node_seconds
 from slurmddp.report.page_facts import Facts, read_facts
-from slurmddp.runs.layout import RunFolder
+from slurmddp.run.layout import RunFolder
 
 
 def report_dicts(folders: Sequence[RunFolder]) -> list[dict[str, Any]]:

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 from slurmddp.errors import UserError
 from slurmddp.report.progress import span, waits_text
 from slurmddp.report.status import RunStatus, status_of, styled_state
-from slurmddp.runs import index, manifest
-from slurmddp.runs.evidence import evidence_of
-from slurmddp.runs.index import Entry
-from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.state import EXIT_CODES, RunState
-from slurmddp.runs.summaries import Summaries
-from slurmddp.runs.unanswered import ask_about
+from slurmddp.run import index, manifest
+from slurmddp.run.evidence import evidence_of
+from slurmddp.run.index import Entry
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.state import EXIT_CODES, RunState
+from slurmddp.run.summaries import Summaries
+from slurmddp.run.unanswered import ask_about
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.styled import columns, join
 from slurmddp.visible import one_line

@@ -11,9 +11,9 @@ from slurmddp.errors import UserError
 from slurmddp.records.events import Event, of
 from slurmddp.records.rank_events import Started
 from slurmddp.records.values import number
-from slurmddp.runs import index, metrics
-from slurmddp.runs.events import read_events
-from slurmddp.runs.layout import RunFolder
+from slurmddp.run import index, metrics
+from slurmddp.run.events import read_events
+from slurmddp.run.layout import RunFolder
 from slurmddp.shared.files import read_json
 from slurmddp.shared.units import short
 

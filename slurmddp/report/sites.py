@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from slurmddp.errors import UserError
+from slurmddp.job.document import Key, Plain, typed
+from slurmddp.job.site import Fact, Site
 from slurmddp.report.explain import leaves, raw, sources
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.sites.detect import Survey
 from slurmddp.sites.host import Host
-from slurmddp.spec.document import Key, Plain, typed
-from slurmddp.spec.site import Fact, Site
 
 #: What differs between any two profiles, and says nothing about the clusters.
 _OF_THE_FILE = ("name", "title", "documentation", "level", "bases", "detect", "facts")

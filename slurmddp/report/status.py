@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from slurmddp.alerts.secrets import waiting
+from slurmddp.cluster.base import JobView
 from slurmddp.doctor.rules import known_cause
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.records.cause import Cause
@@ -16,16 +17,15 @@ from slurmddp.records.job_events import AttemptEnded, JobEnded
 from slurmddp.records.metrics import Metrics
 from slurmddp.records.rank_events import HangOver, HangReported, RankStarted
 from slurmddp.report.progress import Progress, find_progress, progress_lines, waits_text
-from slurmddp.runs import state
-from slurmddp.runs.cause import failing_attempt, find_cause, hang_of, killed_of
-from slurmddp.runs.evidence import Evidence, evidence
-from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.metrics import tail
-from slurmddp.runs.next_commands import next_commands
-from slurmddp.runs.start_notices import newest_restarts, start_notices
-from slurmddp.runs.state import EXIT_CODES
-from slurmddp.runs.written import written_again
-from slurmddp.slurm.base import JobView
+from slurmddp.run import state
+from slurmddp.run.cause import failing_attempt, find_cause, hang_of, killed_of
+from slurmddp.run.evidence import Evidence, evidence
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.metrics import tail
+from slurmddp.run.next_commands import next_commands
+from slurmddp.run.start_notices import newest_restarts, start_notices
+from slurmddp.run.state import EXIT_CODES
+from slurmddp.run.written import written_again
 from slurmddp.styled import Style, styled
 from slurmddp.visible import one_line
 

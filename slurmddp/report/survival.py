@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from slurmddp.plan.model import AlertsPlan, Plan
-from slurmddp.spec.document import RUN
+from slurmddp.job.document import RUN
+from slurmddp.job.plan.model import AlertsPlan, Plan
 
 _BACK = {"requeue": "requeued and resumes", "chain": "continued by a new job (this site forbids requeues)"}
 #: Of your own script nobody knows whether it resumes.

@@ -13,11 +13,11 @@ from slurmddp.records.events import keys_of, of
 from slurmddp.records.rank_events import Evaluated
 from slurmddp.report.runs import Row, rows_of, told_cells
 from slurmddp.report.status import styled_state
-from slurmddp.runs.events import read_events
-from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.metrics import behind
-from slurmddp.runs.state import EXIT_CODES
-from slurmddp.runs.sweeps import Sweep
+from slurmddp.run.events import read_events
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.metrics import behind
+from slurmddp.run.state import EXIT_CODES
+from slurmddp.run.sweeps import Sweep
 from slurmddp.styled import columns, join, labelled
 from slurmddp.visible import one_line
 

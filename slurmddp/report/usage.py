@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from slurmddp.report.runs import age_text
-from slurmddp.runs.pruning import Removal, Skipped
-from slurmddp.runs.usage import Usage
+from slurmddp.run.pruning import Removal, Skipped
+from slurmddp.run.usage import Usage
 from slurmddp.shared.units import human
 from slurmddp.visible import one_line
 

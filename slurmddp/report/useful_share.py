@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from slurmddp.errors import UserError
-from slurmddp.plan.model import Plan
+from slurmddp.job.job import Checkpoint
+from slurmddp.job.plan.model import Plan
 from slurmddp.report.goodput import run_ledger
 from slurmddp.report.interval import best_interval, duration, earlier_runs, measured
-from slurmddp.runs.layout import RunFolder
-from slurmddp.spec.job import Checkpoint
+from slurmddp.run.layout import RunFolder
 
 #: Multiples of the job's number of nodes, one row each.
 _TIMES = (1, 4, 16, 64)

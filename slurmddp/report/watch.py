@@ -9,7 +9,7 @@ from slurmddp.records.metrics import Metrics
 from slurmddp.records.values import number
 from slurmddp.report.progress import steps_text
 from slurmddp.report.status import RunStatus
-from slurmddp.runs.metrics import spread
+from slurmddp.run.metrics import spread
 from slurmddp.shared.units import short
 from slurmddp.visible import one_line
 

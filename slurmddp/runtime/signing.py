@@ -16,7 +16,7 @@ from slurmddp.runtime.errors import UserError
 from slurmddp.shared.run_folder import RunFolder
 
 _LENGTH = hashlib.sha256().digest_size
-#: Bytes of a key as `runs/create.py` makes it, and more than enough for any other.
+#: Bytes of a key as `run/create.py` makes it, and more than enough for any other.
 _SHORTEST, _LONGEST = 32, 4096
 
 

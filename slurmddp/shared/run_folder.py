@@ -1,6 +1,6 @@
 """Where the files lie that ranks and commands both use: the one place that spells their names.
 
-`slurmddp.runs.layout` has the files that only commands and job.sh use.
+`slurmddp.run.layout` has the files that only commands and job.sh use.
 """
 
 import os

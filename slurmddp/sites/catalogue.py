@@ -10,12 +10,12 @@ from typing import Any
 
 from slurmddp.assets import asset_folder
 from slurmddp.errors import UserError
-from slurmddp.spec.document import Document, read_file, read_text, text_of
-from slurmddp.spec.job import Job
-from slurmddp.spec.layers import Layered, merge
-from slurmddp.spec.site import Detect, Site
-from slurmddp.spec.types import Model
-from slurmddp.spec.validate import validate
+from slurmddp.job.document import Document, read_file, read_text, text_of
+from slurmddp.job.job import Job
+from slurmddp.job.layers import Layered, merge
+from slurmddp.job.site import Detect, Site
+from slurmddp.job.types import Model
+from slurmddp.job.validate import validate
 
 MAX_BASES = 16
 MAX_NAME = 100

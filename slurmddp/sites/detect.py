@@ -8,9 +8,9 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from slurmddp.errors import UserError
+from slurmddp.job.site import Detect
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.sites.host import ClusterName, Host
-from slurmddp.spec.site import Detect
 
 #: A stronger kind outweighs all weaker ones together. Users and jobs carry variables from one cluster to another;
 #: a short host name such as login1 or uan01 is used at many sites.

@@ -9,12 +9,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from slurmddp.errors import UserError
+from slurmddp.job.document import Document, Key, Origin
+from slurmddp.job.job import Job
+from slurmddp.job.layers import Layered, merge
+from slurmddp.job.site import Site
+from slurmddp.job.validate import known_keys, origin_of, validate
 from slurmddp.sites.catalogue import Catalogue
-from slurmddp.spec.document import Document, Key, Origin
-from slurmddp.spec.job import Job
-from slurmddp.spec.layers import Layered, merge
-from slurmddp.spec.site import Site
-from slurmddp.spec.validate import known_keys, origin_of, validate
 
 
 def problems(catalogue: Catalogue, name: str) -> list[str]:

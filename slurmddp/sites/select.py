@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from slurmddp.job.resolve import named_site
 from slurmddp.sites.catalogue import Catalogue, config_files
 from slurmddp.sites.detect import detect
 from slurmddp.sites.host import this_host
-from slurmddp.spec.resolve import named_site
 
 
 def select(catalogue: Catalogue, environment: Mapping[str, str], option: str | None = None) -> tuple[str, str] | None:

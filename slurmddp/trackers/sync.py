@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import ExternalError, SlurmddpError, UserError
+from slurmddp.job.document import read_file, typed
 from slurmddp.records.events import Event, of
 from slurmddp.records.metrics import Metrics, read
 from slurmddp.records.rank_events import Evaluated
 from slurmddp.records.values import number
-from slurmddp.runs import manifest
-from slurmddp.runs.events import read_events
-from slurmddp.runs.gate import OwnRun
-from slurmddp.runs.metrics import behind
-from slurmddp.runs.state import RunState
+from slurmddp.run import manifest
+from slurmddp.run.events import read_events
+from slurmddp.run.gate import OwnRun
+from slurmddp.run.metrics import behind
+from slurmddp.run.state import RunState
 from slurmddp.shared.files import read_json
-from slurmddp.spec.document import read_file, typed
 from slurmddp.trackers.base import Facts, Point, Tracker
 
 #: Class of each tracker in the module of its name.

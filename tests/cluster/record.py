@@ -80,7 +80,7 @@ def newest(alice: Alice) -> Run:
 
 NEWEST = """
 import json
-from slurmddp.runs import index
+from slurmddp.run import index
 entry = index.entries()[0]
 print(json.dumps({"run_id": entry.id, "job_id": entry.job_id, "run_folder": str(entry.path)}))
 """

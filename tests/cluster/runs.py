@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from slurmddp.runs.events import read_lines
+from slurmddp.run.events import read_lines
 
 from .cluster import Cluster
 from .roots import IMAGE_PYTHON

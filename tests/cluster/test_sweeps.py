@@ -48,7 +48,7 @@ def most_at_once(runs: list[Run]) -> int:
     return max(sum(change for _, change in sorted(times)[:count]) for count in range(len(times) + 1))
 
 
-@pytest.mark.long  # three minutes; tests/unit/cli/test_cli_sweeps.py plays it with a stand-in for sbatch
+@pytest.mark.long  # three minutes; tests/unit/commands/test_cli_sweeps.py plays it with a stand-in for sbatch
 def test_two_at_a_time_one_requeued_and_one_that_fails_is_run_again(cluster: Cluster, torch_image: str) -> None:
     alice = Alice(cluster, torch_image)
     cluster.write("/home/alice/scripts/swept.py", SCRIPT)

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.assets import asset_folder
-from slurmddp.plan.build import make_plan
-from slurmddp.plan.model import Context, Plan
+from slurmddp.job.plan.build import make_plan
+from slurmddp.job.plan.model import Context, Plan
 from slurmddp.render.plain import plain_script
 from slurmddp.render.scripts import alert_files, job_script, node_script
 from slurmddp.sites.catalogue import Catalogue
-from slurmddp.spec.document import Document
-from slurmddp.spec.resolve import Sources, resolve
-from slurmddp.spec.site import Partition, Site
+from slurmddp.job.document import Document
+from slurmddp.job.resolve import Sources, resolve
+from slurmddp.job.site import Partition, Site
 
 HERE = Path(__file__).resolve().parent
 SITES = sorted(path.stem for path in asset_folder("site_configs").glob("*.yaml"))

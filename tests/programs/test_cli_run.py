@@ -30,7 +30,7 @@ moment, seen = int(sys.argv.pop(1)), 0
 
 def trace(frame, event, argument):
     global seen
-    if not frame.f_code.co_filename.endswith(("launch/foreground.py", "launch/follow.py", "runs/logs.py")):
+    if not frame.f_code.co_filename.endswith(("launch/foreground.py", "launch/follow.py", "run/logs.py")):
         return None
     if event == "line" and frame.f_code.co_name != "<module>":
         seen += 1
@@ -39,7 +39,7 @@ def trace(frame, event, argument):
     return trace
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from slurmddp.cli.app import main
+from slurmddp.commands.app import main
 sys.settrace(trace)
 main()
 """
@@ -103,7 +103,7 @@ def state(desk: Desk, run: Path) -> str:
     return desk.command("status", str(run)).out.split("state    ")[1].splitlines()[0]
 
 
-MAIN = "from slurmddp.cli.app import main\nmain()"
+MAIN = "from slurmddp.commands.app import main\nmain()"
 
 #: The first lines are before the job starts, the next ones start and record it; from about 60 on its output is shown.
 MOMENTS = [*range(8, 56, 16), *range(56, 400, 120)]

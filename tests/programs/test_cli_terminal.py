@@ -165,7 +165,7 @@ def test_a_watched_status_has_colours_too(desk: Desk, run: Path) -> None:
 #: Waits in front of each file until the line of progress was seen.
 SLOW_COPY = """
 import os, time
-from slurmddp.runs import snapshot
+from slurmddp.run import snapshot
 read = snapshot._read
 def slowly(item):
     while not os.path.exists(os.environ["HOME"] + "/seen"):

@@ -44,7 +44,7 @@ ELSEWHERE = {
     r"slurmddp debug profile ": "needs a running job: tests/cluster/test_training.py",
     r"slurmddp check .*--rehearse": "needs a real Slurm: tests/cluster/test_rehearse.py",
     r"slurmddp check .*--preflight": "needs a real Slurm: tests/cluster/test_network.py",
-    r"slurmddp submit train.py --(venv|conda) ": "needs an environment: tests/unit/cli/test_cli_environments.py",
+    r"slurmddp submit train.py --(venv|conda) ": "needs an environment: tests/unit/commands/test_cli_environments.py",
     r"slurmddp check train.py --site testcluster": "needs the test cluster's image: tests/cluster/test_srun.py",
     r"slurmddp run examples/": "needs PyTorch: tests/runtime/test_examples.py",
     r"SLURMDDP_UPDATE_GOLDEN=1 ": "takes minutes to an hour; CI runs `make test`",

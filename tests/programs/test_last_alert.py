@@ -13,10 +13,10 @@ import pytest
 
 from slurmddp.alerts import secrets
 from slurmddp.alerts.last import last_alerts
-from slurmddp.plan.model import Plan
+from slurmddp.job.plan.model import Plan
 from slurmddp.render.scripts import alert_files, job_script, payloads
-from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.snapshot import copy_runtime
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.snapshot import copy_runtime
 from tests.helpers import Desk, change_code
 from tests.programs.alerts.conftest import TARGETS
 from tests.receiver import Receiver

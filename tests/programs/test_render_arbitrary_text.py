@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from slurmddp.errors import UserError
-from slurmddp.plan.model import Plan
+from slurmddp.job.plan.model import Plan
 from slurmddp.render.documents import job_json
 from slurmddp.render.scripts import job_script, node_script
 from tests.helpers import Desk, check_bash, has, make_code, yaml_of

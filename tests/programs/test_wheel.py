@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from slurmddp import __version__
-from slurmddp.runs.version import checkout_commit
-from slurmddp.spec.schema import schema_text
+from slurmddp.job.schema import schema_text
+from slurmddp.run.version import checkout_commit
 from tests.helpers import ROOT
 
 JOB = "site: local\nresources: {ranks_per_node: 2}\ntrain: {script: train.py}\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.runs.create import write_key
+from slurmddp.run.create import write_key
 
 from .harness import PATIENCE, ROOT, free_port
 

@@ -18,8 +18,8 @@ from slurmddp import errors
 from slurmddp.launch.export import Wanted
 from slurmddp.launch.export import export as export_now
 from slurmddp.launch.prepare import Request, resolved_job
-from slurmddp.runs import checkpoints
-from slurmddp.runs.layout import RunFolder
+from slurmddp.run import checkpoints
+from slurmddp.run.layout import RunFolder
 from slurmddp.runtime.checkpoint import plain
 from slurmddp.runtime.checkpoint.init_weights import load_given
 from slurmddp.runtime.errors import UserError

@@ -18,7 +18,7 @@ from torch.distributed import TCPStore
 from slurmddp.records.job_events import Measured
 from slurmddp.records.network import Verdict
 from slurmddp.records.network import read as read_verdict
-from slurmddp.runs.create import write_key
+from slurmddp.run.create import write_key
 from slurmddp.runtime.network.groups import trouble
 from slurmddp.runtime.network.settings import Settings, read
 

@@ -17,7 +17,7 @@ import pytest
 
 from slurmddp.records.preflight import Finding, Verdict, bad, plain, read, warn
 from slurmddp.records.refusal import Refusal
-from slurmddp.runs.create import write_key
+from slurmddp.run.create import write_key
 from slurmddp.runtime import signing
 from slurmddp.runtime.preflight import node as node_side
 from slurmddp.runtime.preflight import node_settings

@@ -18,7 +18,7 @@ from torch.distributed.elastic.rendezvous import RendezvousStateError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
 from slurmddp.records.rank_events import Forged
-from slurmddp.runs.create import write_key
+from slurmddp.run.create import write_key
 from slurmddp.runtime import signing
 from slurmddp.runtime.agent import stores
 from slurmddp.runtime.agent.signed import SignedBackend, SignedStore

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from slurmddp.runs.layout import RunFolder
+from slurmddp.run.layout import RunFolder
 from tests.helpers import Desk, append_event
 
 JOB = "site: gpus\ntrain: {task: lm, batch: {global: 512}}\n"

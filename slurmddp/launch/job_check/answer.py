@@ -6,13 +6,13 @@ import os
 from typing import Any, NamedTuple
 
 from slurmddp.errors import UserError
+from slurmddp.job.plan.model import Plan
 from slurmddp.launch.facts import plan_facts
 from slurmddp.launch.job_check.cluster import Cluster
 from slurmddp.launch.job_check.partitions import Offer, offers
 from slurmddp.launch.job_check.rule import RULES, Finding, Subject, check_job
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.script_facts import script_dict
-from slurmddp.plan.model import Plan
 from slurmddp.render.scripts import python_of_submit
 from slurmddp.scripts.check.rule import SEVERITIES
 

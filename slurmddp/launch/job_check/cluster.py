@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from slurmddp.cluster import describe
+from slurmddp.cluster.client import Answer, ask
+from slurmddp.cluster.duration import seconds_of
+from slurmddp.cluster.parse import is_unreachable
 from slurmddp.errors import ExternalError
-from slurmddp.slurm import describe
-from slurmddp.slurm.client import Answer, ask
-from slurmddp.slurm.duration import seconds_of
-from slurmddp.slurm.parse import is_unreachable
 
 _SECONDS = 20.0  # for one answer: a controller that needs longer is too busy to be asked for advice
 _STARTS = re.compile(r"to start at (?P<start>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d).*? on nodes? (?P<nodes>\S+)", re.ASCII)

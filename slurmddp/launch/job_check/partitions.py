@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from slurmddp.job.plan.model import Plan
 from slurmddp.launch.job_check.rule import Subject
-from slurmddp.plan.model import Plan
 
 
 class Offer(NamedTuple):

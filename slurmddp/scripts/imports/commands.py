@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterable
 from itertools import takewhile
 
+from slurmddp.job.job import RESERVED
+from slurmddp.job.sensitive import is_secret_name
 from slurmddp.scripts.check.launches import PYTHON, base
 from slurmddp.scripts.check.shell import Command, commands
 from slurmddp.scripts.check.values import PER_TASK, expand, symbols
 from slurmddp.scripts.imports.imported import Imported
-from slurmddp.spec.job import RESERVED
-from slurmddp.spec.sensitive import is_secret_name
 
 _SETUP = {"module", "ml", "source", ".", "conda", "mamba", "micromamba", "spack", "ulimit", "umask", "pyenv"}
 _PRINTS = {

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurmddp.job.expand import unexpand
+from slurmddp.job.sensitive import REDACTED, is_secret_name, redacted, secrets_in_line
+from slurmddp.job.types import WORKDIRS
 from slurmddp.scripts.check.rules.text import SECRET
 from slurmddp.scripts.check.script import Script
 from slurmddp.scripts.check.values import likely
-from slurmddp.spec.expand import unexpand
-from slurmddp.spec.sensitive import REDACTED, is_secret_name, redacted, secrets_in_line
-from slurmddp.spec.types import WORKDIRS
 
 _SYMBOL = re.compile("\0([^\0]*)\0")
 #: Variables of the user's shell whose values a job file may show: a script of others may name any.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 
+from slurmddp.job.types import SBATCH, memory, slurm_time
 from slurmddp.scripts.check.directives import REMOVED, SRUN_ONLY, Directive
 from slurmddp.scripts.imports.imported import Imported
-from slurmddp.spec.types import SBATCH, memory, slurm_time
 
 _SAME = ("account", "partition", "qos", "constraint")
 #: What slurmddp asks for by its own keys; `carry_options` reads them all together.

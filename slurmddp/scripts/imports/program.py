@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from slurmddp.errors import UserError
+from slurmddp.job.sensitive import is_secret_name
 from slurmddp.scripts.check.launches import Launch, Step, base
 from slurmddp.scripts.check.rules.common import nodes_option, services
 from slurmddp.scripts.check.rules.launchers import ranks_per_launcher
@@ -14,7 +15,6 @@ from slurmddp.scripts.check.shell import Command
 from slurmddp.scripts.check.values import Scope, expand_words, number, symbol_name
 from slurmddp.scripts.imports.commands import add_setup, only_prints
 from slurmddp.scripts.imports.imported import Imported
-from slurmddp.spec.sensitive import is_secret_name
 from slurmddp.visible import one_line
 
 #: How agents meet is slurmddp's own matter.

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from slurmddp.plan.model import Plan
+from slurmddp.job.plan.model import Plan
 from slurmddp.render.scripts import alert_files
-from slurmddp.runs.layout import RunFolder
+from slurmddp.run.layout import RunFolder
 from tests.helpers import Desk, node_log, supervisor
 
 TARGETS = ("slack", "discord", "teams", "ntfy", "json")

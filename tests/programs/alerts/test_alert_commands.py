@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from slurmddp.alerts import sample, secrets
-from slurmddp.runs import manifest
-from slurmddp.runs.layout import RunFolder
-from slurmddp.spec.alerts import KINDS
+from slurmddp.job.alerts import KINDS
+from slurmddp.run import manifest
+from slurmddp.run.layout import RunFolder
 from tests.helpers import Desk, Result
 from tests.programs.alerts.conftest import Alerts
 from tests.receiver import Receiver

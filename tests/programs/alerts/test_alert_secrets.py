@@ -11,8 +11,8 @@ import pytest
 
 from slurmddp.alerts import secrets
 from slurmddp.errors import UserError
-from slurmddp.plan.model import AlertTarget
-from slurmddp.runs.layout import RunFolder
+from slurmddp.job.plan.model import AlertTarget
+from slurmddp.run.layout import RunFolder
 from tests.helpers import Desk, Result, refusal
 
 Cli = Callable[..., Result]

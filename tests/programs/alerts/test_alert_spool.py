@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from slurmddp.alerts.spool import deliver_all
-from slurmddp.runs.layout import RunFolder
+from slurmddp.run.layout import RunFolder
 from tests.programs.alerts.conftest import Alerts
 from tests.receiver import Receiver
 
@@ -114,7 +114,7 @@ def test_what_has_arrived_is_not_sent_again(waiting: Alerts) -> None:
         assert receiver.received == [] and not waiting.waiting()
 
 
-SEND = "import sys; from pathlib import Path; from slurmddp.runs.layout import RunFolder; from slurmddp.alerts.spool import deliver_all; deliver_all([RunFolder(Path(sys.argv[1]))], seconds=20)"  # noqa: E501
+SEND = "import sys; from pathlib import Path; from slurmddp.run.layout import RunFolder; from slurmddp.alerts.spool import deliver_all; deliver_all([RunFolder(Path(sys.argv[1]))], seconds=20)"  # noqa: E501
 
 
 def test_several_at_once_send_each_message_once(waiting: Alerts) -> None:

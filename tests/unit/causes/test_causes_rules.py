@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from slurmddp.causes.find import find, node_logs
 from slurmddp.causes.rules import PATTERNS, Rule, rules, rules_text, split_rules
 from slurmddp.records.cause import CONSEQUENCE, GPU, USER, Cause
-from slurmddp.runs.cause import find_cause
-from slurmddp.runs.layout import RunFolder
+from slurmddp.run.cause import find_cause
+from slurmddp.run.layout import RunFolder
 from tests.programs.test_render_job import LOGS
-from tests.unit.runs.test_runs_cause import KILLED, TORCHRUN
+from tests.unit.run.test_runs_cause import KILLED, TORCHRUN
 
 KNOWN = rules()
 #: Texts of one attempt's files, by name.

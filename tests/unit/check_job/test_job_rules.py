@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import slurmddp.launch.job_check.rules  # noqa: F401 - registers them
+from slurmddp.cluster.client import Answer
 from slurmddp.errors import ExternalError
 from slurmddp.launch.job_check.answer import answer
 from slurmddp.launch.job_check.cluster import Cluster, Nodes
@@ -19,7 +20,6 @@ from slurmddp.launch.job_check.rule import RULES, Finding, Hit, Subject, check_j
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.quotas import Quota
 from slurmddp.scripts.check.rule import Rule, Severity
-from slurmddp.slurm.client import Answer
 from tests.helpers import LM_JOB, ROOT, SIF, Desk, plan_of
 
 #: What scontrol, sinfo and sacctmgr of Slurm 24.11 print, cut to the fields that matter and some beside them.

@@ -17,8 +17,8 @@ from slurmddp.records import events, metrics
 from slurmddp.records.events import Event
 from slurmddp.records.job_events import HoldReleased
 from slurmddp.records.rank_events import RanksStopped
-from slurmddp.runs import manifest
-from slurmddp.runs.events import append_line
+from slurmddp.run import manifest
+from slurmddp.run.events import append_line
 from slurmddp.runtime.job import Job
 from slurmddp.runtime.journal import Events
 from slurmddp.shared import schemas

@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 
 from slurmddp.assets import asset_folder
+from slurmddp.job.site import Site
 from slurmddp.sites.catalogue import Catalogue
-from slurmddp.spec.site import Site
 
 PAGE = Path(__file__).parents[3] / "docs" / "sites.md"
 BEGIN, END = "<!-- profiles: made by tests/unit/docs/test_sites_page.py -->\n", "<!-- end of profiles -->\n"

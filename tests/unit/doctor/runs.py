@@ -2,7 +2,7 @@
 
 from slurmddp.doctor.diagnose import Diagnosis, Examination
 from slurmddp.doctor.sources import read_run
-from slurmddp.runs.layout import RunFolder
+from slurmddp.run.layout import RunFolder
 
 
 def diagnose_run(folder: RunFolder) -> Diagnosis:

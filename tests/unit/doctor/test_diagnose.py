@@ -19,8 +19,8 @@ from slurmddp.doctor.tracebacks import Tracebacks
 from slurmddp.errors import UserError
 from slurmddp.records.refusal import Refusal
 from slurmddp.report.doctor import lines
-from slurmddp.runs.cause import failing_attempt
-from slurmddp.runs.layout import RunFolder
+from slurmddp.run.cause import failing_attempt
+from slurmddp.run.layout import RunFolder
 from tests.helpers import node_log
 from tests.unit.doctor.runs import diagnose_run
 

@@ -15,7 +15,7 @@ import pytest
 from slurmddp.doctor.diagnose import Diagnosis, Examination
 from slurmddp.doctor.plain_pickle import load
 from slurmddp.doctor.sources import read_path
-from slurmddp.runs.layout import RunFolder
+from slurmddp.run.layout import RunFolder
 from tests.helpers import append_event, node_log
 from tests.unit.doctor.runs import diagnose_run
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from slurmddp.assets import asset_folder
 from slurmddp.images.driver import ImageCuda, Version, capability_of, check, minor_floors, of_release, without_code
 from slurmddp.images.releases import releases
-from slurmddp.spec.document import read_file
+from slurmddp.job.document import read_file
 
 RANK = {"impossible": 0, "unknown": 1, "forward": 2, "minor": 3, "native": 4}
 NGC_2504 = ImageCuda("12.9.0.036", "575.51.02", True)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from slurmddp.assets import package_folder
-from slurmddp.spec.job import RESERVED
+from slurmddp.job.job import RESERVED
 from tests.helpers import Desk, make_code, on_disk
 
 #: The arguments, then the environment, each entry with a NUL at its end. A preflight fails where it is to fail.

@@ -7,10 +7,10 @@ import re
 
 import pytest
 
+from slurmddp.job.alerts import KINDS
 from slurmddp.records.alert import Alert
 from slurmddp.render.alert_texts import payload
 from slurmddp.render.scripts import alert_files
-from slurmddp.spec.alerts import KINDS
 from slurmddp.supervisor.compose import compose
 from tests.helpers import Desk
 

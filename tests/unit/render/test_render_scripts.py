@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from jinja2 import UndefinedError
 
 from slurmddp.assets import asset_folder
+from slurmddp.job.job import Job
+from slurmddp.job.site import Site
 from slurmddp.render.documents import job_json, job_yaml, site_yaml
 from slurmddp.render.engine import environment, quote
 from slurmddp.render.per_node import node_commands
 from slurmddp.render.scripts import job_script, node_script
-from slurmddp.spec.job import Job
-from slurmddp.spec.site import Site
 from tests.helpers import LM_JOB, SHELL, Desk, check_bash, has, plan_of
 
 SCRIPT_JOB = "name: own\nsite: gpus\ntrain: {script: src/train.py, args: [--lr, 3e-4, 'a b']}\n"

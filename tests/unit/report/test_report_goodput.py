@@ -16,12 +16,12 @@ from slurmddp.records.marker import Marker
 from slurmddp.records.metrics import read
 from slurmddp.records.submission import Submission
 from slurmddp.report.goodput import goodput_dict, goodput_line, goodput_text, run_ledger
-from slurmddp.runs import metrics
-from slurmddp.runs import submission as submissions
-from slurmddp.runs.evidence import Evidence
-from slurmddp.runs.gate import own
-from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.ledger import KINDS, Ledger, ledger
+from slurmddp.run import metrics
+from slurmddp.run import submission as submissions
+from slurmddp.run.evidence import Evidence
+from slurmddp.run.gate import own
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.ledger import KINDS, Ledger, ledger
 from tests.helpers import Result, typed
 
 #: When the runs of these tests were submitted: their times are seconds after it.

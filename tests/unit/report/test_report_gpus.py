@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.report.gpus import gpu_table, gpus_line, read_gpus
-from slurmddp.runs.layout import RunFolder
+from slurmddp.run.layout import RunFolder
 
 
 def gpu(index: int, use: float | None = 93.0, **more: Any) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from slurmddp.job.job import Checkpoint
+from slurmddp.job.types import seconds_of
 from slurmddp.report import interval
 from slurmddp.report.interval import History
-from slurmddp.runs.layout import RunFolder
-from slurmddp.spec.job import Checkpoint
-from slurmddp.spec.types import seconds_of
+from slurmddp.run.layout import RunFolder
 from tests.checkpoints import make_run
 
 MINUTE, HOUR = 60.0, 3600.0

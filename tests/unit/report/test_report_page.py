@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from slurmddp.report.charts import line_chart
-from slurmddp.runs.curves import Point, read_curves
-from slurmddp.runs.layout import RunFolder
-from slurmddp.runs.ledger import KINDS
+from slurmddp.run.curves import Point, read_curves
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.ledger import KINDS
 from tests.helpers import ROOT, Desk, Result
 
 Cli = Callable[..., Result]

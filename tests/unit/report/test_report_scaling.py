@@ -10,10 +10,10 @@ import pytest
 
 from slurmddp.report.scaling import Scaling
 from slurmddp.report.scaling import find_scaling as find
-from slurmddp.runs import index
-from slurmddp.runs.events import read_events
-from slurmddp.runs.index import Entry
-from slurmddp.runs.layout import RunFolder
+from slurmddp.run import index
+from slurmddp.run.events import read_events
+from slurmddp.run.index import Entry
+from slurmddp.run.layout import RunFolder
 from tests.checkpoints import make_run
 
 TRAIN = {"task": "lm", "model": {"width": 64}, "data": {"path": "/d"}, "precision": "bf16"}

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from slurmddp.errors import UserError
+from slurmddp.job.job import Checkpoint
 from slurmddp.report import useful_share as shares
-from slurmddp.runs.layout import RunFolder
-from slurmddp.spec.job import Checkpoint
+from slurmddp.run.layout import RunFolder
 from tests.checkpoints import make_run
 
 HOUR = 3600.0

@@ -8,12 +8,12 @@ import pytest
 
 from slurmddp.assets import asset_folder
 from slurmddp.errors import UserError
+from slurmddp.job.document import read_file
 from slurmddp.sites import host as host_module
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.sites.detect import detect, survey
 from slurmddp.sites.host import Host
 from slurmddp.sites.select import select
-from slurmddp.spec.document import read_file
 from tests.helpers import Desk, refusal
 
 ALPHA = """name: alpha

@@ -11,12 +11,12 @@ import pytest
 from pydantic import BaseModel
 
 from slurmddp.assets import asset_folder
+from slurmddp.job.document import read_file
+from slurmddp.job.job import Job
+from slurmddp.job.layers import Layered, submodel
+from slurmddp.job.site import Site
+from slurmddp.job.validate import nearest_key
 from slurmddp.sites.catalogue import Catalogue
-from slurmddp.spec.document import read_file
-from slurmddp.spec.job import Job
-from slurmddp.spec.layers import Layered, submodel
-from slurmddp.spec.site import Site
-from slurmddp.spec.validate import nearest_key
 from tests.golden.update import scripts
 from tests.helpers import Desk
 

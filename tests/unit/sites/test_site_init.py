@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp.job.site import Site
 from slurmddp.sites.catalogue import Catalogue
-from slurmddp.spec.site import Site
 from tests.helpers import Desk, Result
 
 Cli = Callable[..., Result]

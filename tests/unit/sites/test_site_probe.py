@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from slurmddp.launch.site_init.live import NodeType
-from slurmddp.launch.site_init.seen import Seen, read_log
+from slurmddp.cluster.describe import nodes
+from slurmddp.job.site import Site
 from slurmddp.sites.catalogue import Catalogue
-from slurmddp.slurm.describe import nodes
-from slurmddp.spec.site import Site
+from slurmddp.sites.draft.live import NodeType
+from slurmddp.sites.draft.seen import Seen, read_log
 from tests.helpers import ROOT, Desk, Result, check_bash
 
 Cli = Callable[..., Result]

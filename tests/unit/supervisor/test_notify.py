@@ -15,7 +15,7 @@ import pytest
 
 from slurmddp.alerts.spool import deliver_all
 from slurmddp.records.alert import Alert, read
-from slurmddp.runs.layout import RunFolder
+from slurmddp.run.layout import RunFolder
 from slurmddp.supervisor.deliver import Outcome, Settings, from_environment
 from slurmddp.supervisor.notify import Notifier
 from slurmddp.supervisor.post import ARRIVED, WAITS

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.slurm.base import KEPT, LEAKING
+from slurmddp.cluster.base import KEPT, LEAKING
 from slurmddp.supervisor import requeue
 from slurmddp.supervisor.loop import Loop
 

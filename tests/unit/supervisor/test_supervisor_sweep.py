@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.runs.snapshot import copy_runtime
+from slurmddp.run.snapshot import copy_runtime
 from tests.helpers import supervisor
 from tests.unit.supervisor.test_supervisor_folder import python as python
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from slurmddp.job.plan.layout import partition_of
+from slurmddp.job.plan.model import Plan
+from slurmddp.job.types import memory, slurm_time
 from slurmddp.launch.job_check.cluster import limit, seconds
 from slurmddp.launch.job_check.rule import Hit, Subject, rule
-from slurmddp.plan.layout import partition_of
-from slurmddp.plan.model import Plan
-from slurmddp.spec.types import memory, slurm_time
 
 _SCONTROL = "https://slurm.schedmd.com/scontrol.html#SECTION_PARTITIONS---SPECIFICATIONS-FOR-SHOW-COMMAND"
 _SBATCH = "https://slurm.schedmd.com/sbatch.html"

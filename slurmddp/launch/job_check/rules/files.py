@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from slurmddp.job.plan.program import host_path
 from slurmddp.launch.accelerate import ignored
 from slurmddp.launch.job_check.rule import Hit, Subject, rule
 from slurmddp.launch.problems import driver_verdict
 from slurmddp.launch.quotas import quotas
-from slurmddp.plan.program import host_path
 
 #: A checkpoint of a small model fits in it; with less, the first save may fail.
 _LEAST_BYTES = 2 << 30

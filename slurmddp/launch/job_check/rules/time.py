@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from slurmddp.job.plan.recovery import BESIDE_THE_SAVE
 from slurmddp.launch.job_check.rule import Hit, Subject, rule
-from slurmddp.plan.recovery import BESIDE_THE_SAVE
 
 
 @rule(

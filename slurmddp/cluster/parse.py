@@ -1,0 +1,239 @@
+"""Parsers of what Slurm's commands print: pure functions, tested on captured text.
+
+Only plain formats are parsed (columns, --parsable2, scontrol's one-liner): the JSON output has changed with
+nearly every release (meta-pytorch/torchx#1101, #1373).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from slurmddp.cluster.base import JobId, JobView
+from slurmddp.cluster.duration import seconds_of
+from slurmddp.errors import ExternalError
+
+_PARSABLE = re.compile(r"([0-9]+)(?:;([^\s;]+))?", re.ASCII)
+_CLASSIC = re.compile(r"Submitted batch job ([0-9]+)(?: on cluster (\S+))?", re.ASCII)
+
+# squeue --Format pads and cuts each field to the width that is asked for, in every version: columns need no
+# separator.
+_SQUEUE_COLUMNS = (
+    ("JobID", 24),
+    ("State", 20),
+    ("RestartCnt", 12),
+    ("StartTime", 24),
+    ("EndTime", 24),
+    ("TimeLimit", 20),
+    ("Reason", 160),
+    ("NodeList", 2048),
+)
+SQUEUE_FORMAT = ",".join(f"{name}:{width}" for name, width in _SQUEUE_COLUMNS)
+
+# No field that only newer versions have (Restarts): sacct refuses the whole call for one unknown name.
+# NodeList last.
+_SACCT_FIELDS = ("JobIDRaw", "State", "ExitCode", "Submit", "Start", "End", "Timelimit", "NodeList")
+SACCT_FORMAT = ",".join(_SACCT_FIELDS)
+
+#: Joules that no job uses: Slurm prints its mark for "unknown" (near 2**64) in some versions.
+_NO_ENERGY = 10**15
+
+# src/common/slurm_errno.c and the commands' own texts; lower case.
+_FORGOTTEN = re.compile(r"invalid job id specified|\bjob \S+ not found")
+_UNREACHABLE = (
+    "unable to contact slurm controller",
+    "connection refused",
+    "connection timed out",
+    "timed out on send/recv",
+    "communication connection failure",
+    "no route to host",
+    "network is unreachable",
+    "name or service not known",
+    "unable to establish configuration source",
+    "could not establish a configuration source",
+    "problem talking to the database",
+    "slurmdbd connection",
+    "failed to open persistent connection",
+    "zero bytes were transmitted or received",
+    "unable to resolve",
+    "slurm backup controller in standby mode",
+)
+_NO_ACCOUNTING = ("accounting storage is disabled",)
+
+
+def submitted(output: str) -> JobId:
+    """Return the job id in sbatch's standard output.
+
+    Sites wrap sbatch and print banners before or after. Taken is the last line that is `123` or `123;cluster`
+    (--parsable), else the last `Submitted batch job 123 [on cluster X]` (wrappers that drop options).
+    Raises ExternalError with the whole output: a job may be in the queue then.
+    """
+    lines = [line.strip() for line in output.splitlines()]
+    for line in reversed(lines):
+        if found := _PARSABLE.fullmatch(line):
+            return JobId(found[1], found[2])
+    for line in reversed(lines):
+        if found := _CLASSIC.search(line):
+            return JobId(found[1], found[2])
+    shown = output.strip() or "(nothing)"
+    raise ExternalError(
+        "sbatch succeeded, but printed no job id. Its output:\n"
+        f"{shown}\n"
+        '  -> the job may be in the queue: check squeue --user "$USER" before you submit again'
+    )
+
+
+def is_forgotten(message: str) -> bool:
+    """Return whether a command's error says that Slurm no longer (or never) knew the job."""
+    return _FORGOTTEN.search(message.lower()) is not None
+
+
+def is_unreachable(message: str) -> bool:
+    """Return whether a command's error says that a daemon of Slurm did not answer."""
+    return any(part in message.lower() for part in _UNREACHABLE)
+
+
+def is_accounting_off(message: str) -> bool:
+    """Return whether sacct says that the site keeps no accounting, which is normal and no error."""
+    return any(part in message.lower() for part in _NO_ACCOUNTING)
+
+
+def scontrol_job(output: str) -> JobView | None:
+    """Return the job in the text of `scontrol show job --oneliner ID`; None if no line is a job.
+
+    The fields stand in a fixed order (src/api/job_info.c of Slurm: JobId, JobName, UserId, ..., JobState,
+    Reason, ..., NumTasks, ..., Command, Comment). What users write freely, the job's name and everything from
+    Features on, is cut off: a name such as `x JobState=FAILED` must not be read as a state.
+    """
+    for line in reversed(output.splitlines()):
+        if not line.startswith("JobId="):
+            continue
+        begin = line.find(" UserId=")
+        if begin < 0:
+            continue
+        middle = re.split(r" (?:Features|Command|Comment)=", line[begin:], maxsplit=1)[0]
+        field: dict[str, str] = {}
+        for word in middle.split():
+            name, equals, value = word.partition("=")
+            if equals:
+                field.setdefault(name, value)
+        if "JobState" not in field:
+            continue
+        exit_code, signal = _exit(field.get("ExitCode", ""))
+        return JobView(
+            state=base_state(field["JobState"]),
+            reason=_known(field.get("Reason")) or "",
+            restarts=_number(field.get("Restarts")),
+            exit_code=exit_code,
+            signal=signal,
+            nodes=_known(field.get("NodeList")) or "",
+            start=_known(field.get("StartTime")),
+            end=_known(field.get("EndTime")),
+            time_limit=_limit(field.get("TimeLimit")),
+            source="scontrol",
+        )
+    return None
+
+
+def squeue_jobs(output: str) -> dict[str, JobView]:
+    """Jobs by number in the output of `squeue --noheader --Format=SQUEUE_FORMAT`; other lines are skipped."""
+    jobs: dict[str, JobView] = {}
+    for line in output.splitlines():
+        field: dict[str, str] = {}
+        begin = 0
+        for name, width in _SQUEUE_COLUMNS:
+            field[name] = line[begin : begin + width].strip()
+            begin += width
+        if not field["JobID"].isdecimal() or not field["State"]:
+            continue
+        jobs[field["JobID"]] = JobView(
+            state=base_state(field["State"]),
+            reason=_known(field["Reason"]) or "",
+            restarts=_number(field["RestartCnt"]),
+            nodes=_known(field["NodeList"]) or "",
+            start=_known(field["StartTime"]),
+            end=_known(field["EndTime"]),
+            time_limit=_limit(field["TimeLimit"]),
+            source="squeue",
+        )
+    return jobs
+
+
+def sacct_jobs(output: str) -> dict[str, JobView]:
+    """Jobs by number in the output of `sacct -P -n -X -D --format=SACCT_FORMAT`.
+
+    A requeued job has one record for each time it was queued; the newest one (by submit time: a requeue sets
+    it anew) counts, and the older ones are its restarts. Other lines are skipped.
+    """
+    records: dict[str, list[tuple[str, int, list[str]]]] = {}
+    for index, line in enumerate(output.splitlines()):
+        values = line.split("|", len(_SACCT_FIELDS) - 1)
+        if len(values) == len(_SACCT_FIELDS) and values[0].isdecimal():
+            records.setdefault(values[0], []).append((_known(values[3]) or "", index, values))
+    return {job: _sacct_view(max(found)[2], len(found) - 1) for job, found in records.items()}
+
+
+def _sacct_view(values: list[str], restarts: int) -> JobView:
+    _, state, exited, _, start, end, limit, nodes = values
+    exit_code, signal = _exit(exited)
+    return JobView(
+        state=base_state(state),
+        restarts=restarts,
+        exit_code=exit_code,
+        signal=signal,
+        nodes="" if nodes == "None assigned" else nodes,
+        start=_known(start),
+        end=_known(end),
+        time_limit=_limit(limit),
+        source="sacct",
+    )
+
+
+def joules(output: str) -> float | None:
+    """Return the energy in the output of `sacct --format=JobIDRaw,ConsumedEnergyRaw`; None where it has none.
+
+    The record of a job stands for its steps, whose records (`42.0`) count only where that of the job is empty.
+    """
+    whole = parts = 0.0
+    for line in output.splitlines():
+        job, _, value = line.partition("|")
+        if value.isdecimal() and 0 < int(value) < _NO_ENERGY:
+            whole, parts = (whole, parts + int(value)) if "." in job else (whole + int(value), parts)
+    return whole or parts or None
+
+
+def base_state(text: str) -> str:
+    """Slurm's state word alone: `CANCELLED by 1000` and `CANCELLED+` are CANCELLED."""
+    words = text.split()
+    return words[0].rstrip("+").upper() if words else ""
+
+
+def numbers(job_ids: Iterable[JobId]) -> str:
+    """Job numbers as squeue and sacct take them: comma separated."""
+    return ",".join(job.id for job in job_ids)
+
+
+def _known(value: str | None) -> str | None:
+    """None if Slurm prints one of its words for "nothing"."""
+    nothing = ("", "(null)", "None", "N/A", "n/a", "Unknown", "NONE")
+    return None if value is None or value in nothing else value
+
+
+def _number(value: str | None) -> int | None:
+    return int(value) if value and value.isdecimal() else None
+
+
+def _limit(value: str | None) -> int | None:
+    """Seconds, or None for no limit and for Slurm's words (Partition_Limit, INVALID, NOT_SET)."""
+    try:
+        return seconds_of(value or "")
+    except ValueError:
+        return None  # a word and no time: nothing is known, and callers show nothing
+
+
+def _exit(value: str) -> tuple[int | None, int | None]:
+    """(exit code, signal) of `code:signal`; a signal of 0 is none."""
+    code, _, signal = value.partition(":")
+    if not (code.isdecimal() and signal.isdecimal()):
+        return None, None
+    return int(code), int(signal) or None

@@ -1,0 +1,288 @@
+"""The options that all commands on a job share, and what becomes of them."""
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from slurmddp.styled import labelled
+
+if TYPE_CHECKING:
+    from slurmddp.errors import UserError
+    from slurmddp.launch.prepare import Prepared, Request
+
+
+def site_names(incomplete: str) -> list[str]:
+    """Complete the name of a site, for the shell."""
+    from slurmddp.sites.catalogue import Catalogue
+
+    return [name for name in Catalogue(os.environ).names() if name.startswith(incomplete)]
+
+
+def run_names(incomplete: str) -> list[str]:
+    """Complete the id of a run, for the shell."""
+    from slurmddp.run import index
+
+    return [name for name in ("last", *(entry.id for entry in index.entries())) if name.startswith(incomplete)]
+
+
+def run_states(incomplete: str) -> list[str]:
+    """Complete the state of a run, for the shell."""
+    from slurmddp.run.state import EXIT_CODES
+
+    return [name for name in EXIT_CODES if name.startswith(incomplete)]
+
+
+def tracker_names(incomplete: str) -> list[str]:
+    """Complete the name of a tracker, for the shell."""
+    from slurmddp.trackers.sync import TRACKERS
+
+    return [name for name in TRACKERS if name.startswith(incomplete)]
+
+
+Site = Annotated[
+    str | None,
+    typer.Option(metavar="SITE", help="Site profile: a name, or a YAML file", autocompletion=site_names),
+]
+Explain = Annotated[str | None, typer.Option(metavar="KEY", help="Show where a setting comes from, then exit")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout")]
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RUN", help="Continue from the newest checkpoint of RUN, in a new run", autocompletion=run_names
+    ),
+]
+
+
+def _setting(
+    metavar: str, help: str, *names: str, kind: Any = str | None, panel: str = "Job settings", **more: Any
+) -> Any:
+    return Annotated[kind, typer.Option(*names, metavar=metavar, help=help, rich_help_panel=panel, **more)]
+
+
+def _rare(metavar: str, help: str, *names: str, **more: Any) -> Any:
+    return _setting(metavar, help, *names, panel="More job settings", **more)
+
+
+#: What every command on a job takes, what people use most first: parameter -> how it stands on the command line.
+_SHARED: dict[str, Any] = {
+    "job": Annotated[
+        str | None, typer.Argument(metavar="JOB.yaml|SCRIPT", help="Job file, or your training script (.py, .sh)")
+    ],
+    "args": Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments for your script, after --")],
+    "nodes": _setting("N", "Nodes: 4, 2-4 (a range), 4+1 (one spare)", "-N", "--nodes"),
+    "gpus_per_node": _setting("N", "GPUs per node"),
+    "time": _setting("TIME", "Time limit: 30m, 1h30m, 24:00:00", "-t", "--time"),
+    "partition": _setting("NAME", "Slurm partition", "-p", "--partition"),
+    "account": _setting("NAME", "Slurm account to charge", "-A", "--account"),
+    "image": _setting("FILE", "Container image"),
+    "venv": _setting("DIR", "Virtual environment, in place of an image [default: the active one]"),
+    "name": _setting("NAME", "Job name", "-J", "--name"),
+    "site": _setting("SITE", "Site profile: a name, or a YAML file", autocompletion=site_names),
+    "set_": _setting("KEY=VALUE", "Set any key of the job file; may be repeated", "--set", kind=list[str] | None),
+    "module": _rare("MODULE", "Start a Python module; the words after it are its arguments", "-m", "--module"),
+    "conda": _rare("NAME|DIR", "Conda environment, in place of an image [default: the active one]"),
+    "workdir": _rare("submit|run|DIR", "Where your script runs: relative paths start there", "--workdir"),
+    "gpus": _rare("N", "", "-G", "--gpus", hidden=True),
+    "gres": _rare("gpu:[TYPE:]N", "GPUs per node, as Slurm has it", "--gres"),
+    "cpus_per_node": _rare("N", "Cores per node: each node gets one Slurm task", "-c", "--cpus-per-node"),
+    "mem": _rare("SIZE", "Memory per node: 480G"),
+    "qos": _rare("NAME", "Slurm quality of service", "-q", "--qos"),
+    "exclude": _rare("NODES", "Nodes that the job must not get"),
+    "reservation": _rare("NAME", "Slurm reservation"),
+    "debug": _rare("", "Enable verbose logs of NCCL and PyTorch (slow)", "--debug", kind=bool),
+}
+
+#: The key that each of the named options sets.
+_KEYS = {
+    "site": "site",
+    "name": "name",
+    "nodes": "resources.nodes",
+    "gpus_per_node": "resources.gpus_per_node",
+    "gpus": "resources.gpus",  # no key of a job: its refusal says why (job/validate.py)
+    "cpus_per_node": "resources.cpus_per_node",
+    "mem": "resources.mem_per_node",
+    "time": "resources.time",
+    "partition": "resources.partition",
+    "account": "resources.account",
+    "qos": "resources.qos",
+    "image": "container.image",
+    "workdir": "train.workdir",
+}
+#: The key that each option without a value makes true.
+_SWITCHES = {"debug": "network.debug"}
+#: The options that become an #SBATCH line as they are.
+_PASSED_ON = ("exclude", "reservation")
+#: What only a new job can ask Slurm for, not one that runs inside an allocation.
+OF_SUBMISSION = ("time", "partition", "account", "qos", *_PASSED_ON)
+#: What `submit --plain` sets: the script runs where it lies, and nothing of ours restarts or checks it.
+PLAIN = (("snapshot", "false"), ("recovery.requeue", "never"), ("recovery.preflight", "false"))
+
+
+class Asked(NamedTuple):
+    """What a command on a job was asked: the job, script or module, its arguments, and the command line's layer."""
+
+    job: str | None
+    args: tuple[str, ...]
+    options: list[tuple[str, Any, str]]
+    module: str | None = None
+
+    def prepare(self, *, strict: bool, resume: str | None = None, inside: bool = False) -> "Prepared":
+        """Resolve and plan the job. Raises UserError."""
+        from slurmddp.launch.prepare import prepare
+
+        return prepare(self.request(strict=strict, resume=resume, inside=inside))
+
+    def prepare_or_refuse(self, resume: str | None) -> "tuple[Prepared, UserError | None]":
+        """Prepare the job as `submit` does or, where it has mistakes, as far as it can be shown; and the mistakes.
+
+        Raises UserError where there is no job to show.
+        """
+        from slurmddp.errors import UserError
+
+        try:
+            return self.prepare(strict=True, resume=resume), None
+        except UserError as refused:
+            try:
+                return self.prepare(strict=False, resume=resume), refused
+            except UserError:  # the first error lists more
+                raise refused from None
+
+    def request(self, *, strict: bool = True, resume: str | None = None, inside: bool = False) -> "Request":
+        """Return what is prepared."""
+        from slurmddp.launch.prepare import Request
+
+        job, args = self.job, self.args
+        behind = resume is not None and job is not None and job.startswith("-")  # it stood behind --
+        if job is not None and (behind or self.module is not None):  # no job is named: it is the first argument
+            args, job = (job, *args), None
+        return Request(job, args, self.options, resume, strict, inside, module=self.module)
+
+
+def job_command(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a command of a function whose first parameter is `Asked`: the shared options come before its own."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        shared = {name: kind for name, kind in _SHARED.items() if name not in without}
+        own = list(inspect.signature(function).parameters.values())[1:]
+
+        def command(**values: Any) -> None:
+            function(_asked({name: values.pop(name) for name in shared}), **values)
+
+        parameters = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=False if name in _SWITCHES else None
+            )
+            for name, kind in shared.items()
+        ]
+        own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+        command.__name__, command.__doc__ = function.__name__, function.__doc__
+        # Typer reads both: the signature for names and defaults, the annotations for the types.
+        command.__signature__ = inspect.Signature([*parameters, *own])  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in [*parameters, *own]}
+        return command
+
+    return decorate
+
+
+def _asked(values: dict[str, Any]) -> Asked:
+    """Collect the named options, then --set in its order."""
+    from slurmddp.errors import UserError
+
+    options: list[tuple[str, Any, str]] = [
+        (key, values[name], f"--{name.replace('_', '-')}")
+        for name, key in _KEYS.items()
+        if values.get(name) is not None
+    ]
+    options += _of_gres(values.get("gres"))
+    options += _of_environment(values)
+    options += [
+        ("resources.sbatch_extra", [f"--{name}={values[name]}"], f"--{name}")
+        for name in _PASSED_ON
+        if values.get(name) is not None
+    ]
+    options += [(key, "true", f"--{name}") for name, key in _SWITCHES.items() if values.get(name)]
+    for item in values["set_"] or ():
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            raise UserError(f"--set {item!r} is not KEY=VALUE", todo="for example --set train.steps=1000")
+        options.append((key, value, f"--set {key}"))
+    return Asked(values.get("job"), tuple(values.get("args") or ()), options, values.get("module"))
+
+
+def _of_environment(values: dict[str, Any]) -> list[tuple[str, Any, str]]:
+    """Return the keys that `--venv` and `--conda` set. Raises UserError."""
+    from slurmddp.errors import UserError
+
+    given = [name for name in ("image", "venv", "conda") if values.get(name) is not None]
+    if len(given) > 1:
+        raise UserError(f"--{given[0]} and --{given[1]} cannot be combined", todo="remove one of them")
+    if given in ([], ["image"]):
+        return []
+    from slurmddp.launch.python_environment import conda_options, venv_options
+
+    return venv_options(values["venv"]) if given == ["venv"] else conda_options(values["conda"], os.environ)
+
+
+def _of_gres(text: str | None) -> list[tuple[str, Any, str]]:
+    """Return the keys that `--gres` sets. Raises UserError for a resource other than GPUs."""
+    import re
+
+    from slurmddp.errors import UserError
+
+    if text is None:
+        return []
+    found = re.fullmatch(r"gpu(?::([A-Za-z][^:,=]*))?(?:[:=]([0-9]+))?", text)
+    if found is None:
+        todo = f"--gres=gpu:4 or --gres=gpu:a100:4; all else: --set 'resources.sbatch_extra=[--gres={text}]'"
+        raise UserError(f"--gres={text} is not a number of GPUs", todo=todo)
+    kind, count = found.groups()
+    options = [("resources.gpus_per_node", count or "1", "--gres")]
+    return [*options, ("resources.gpu_type", kind, "--gres")] if kind else options
+
+
+def say(text: str) -> None:
+    """Print a message to stderr, so that stdout has only results."""
+    typer.echo(text, err=True)
+
+
+def drop_output() -> None:
+    """Let what is still buffered for a reader that has gone (head, less) vanish: Python exits with 120 otherwise."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def json_text(value: Any) -> str:
+    """Return a result as JSON."""
+    import json
+
+    return json.dumps(value)
+
+
+def show_notes(prepared: "Prepared", known: "Sequence[UserError]" = ()) -> None:
+    """Print the warnings and notes of the plan. known: errors that are said anyway, and need no warning, too."""
+    for note in prepared.plan.notes:
+        if any(error.what in note.text for error in known):
+            continue
+        say(labelled(note.level, note.text))
+    if any(not fact.verified for fact in prepared.resolved.site.facts.values()):
+        name, level = prepared.plan.site, prepared.resolved.site.level
+        say(f"note: the profile of {name} ({level}) has unverified values: `slurmddp site {name}` lists them")
+
+
+def show_explanation(prepared: "Prepared", key: str) -> None:
+    """Print the answer to `--explain KEY`."""
+    from slurmddp.report.explain import explain
+
+    typer.echo(explain(prepared.resolved, key))
+    if key == "timeouts.stop":
+        from slurmddp.job.plan.recovery import explain_stop_lead
+
+        job = prepared.resolved.job
+        typer.echo(f"  {explain_stop_lead(job.resources.time, job.timeouts.stop, prepared.save_seconds)}")

@@ -1,0 +1,59 @@
+"""sync: the metrics of a run, to a tracker."""
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slurmddp.api import ASK_EVERY, await_event, look
+from slurmddp.commands import options as opt
+from slurmddp.commands.follow import LAST, Json, Run
+from slurmddp.commands.help import App
+
+if TYPE_CHECKING:
+    from slurmddp.run.layout import RunFolder
+    from slurmddp.run.state import RunState
+
+
+def register(app: App) -> None:
+    """Put the command on the app."""
+    app.add("Runs", sync, example="slurmddp sync last --to mlflow --follow")
+
+
+def sync(
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="TRACKER", help="wandb, mlflow or tensorboard", autocompletion=opt.tracker_names),
+    ],
+    run: Run = LAST,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Continue until the run is over")] = False,
+    as_json: Json = False,
+) -> None:
+    """Send the metrics of a run to a tracker, from this machine. Sends only what is new."""
+    from slurmddp.launch.find import find_own_run
+    from slurmddp.trackers.sync import sync as send
+
+    todo = "copy the run folder, then sync the copy"
+    folder = find_own_run(run, os.environ, to="write there how far it was sent", todo=todo)
+    wait = (lambda: await_event(folder, ASK_EVERY)) if follow else None
+    sent, lines = send(folder, to, lambda: _state(folder), wait)
+    if as_json:
+        told = {"run_id": folder.id, "to": to, "where": sent.where, "lines": lines, "step": sent.step}
+        typer.echo(opt.json_text(told))
+        return
+    what = f"{lines} lines of metrics.jsonl, up to step {sent.step}" if lines else "nothing: no new lines"
+    typer.echo(f"sent    {what}")
+    if sent.where:
+        typer.echo(f"to      {sent.where}")
+
+
+def _state(folder: "RunFolder") -> "RunState":
+    """Return the run's state. A copy of a run folder is also synced where there is no Slurm."""
+    from slurmddp.errors import UserError
+    from slurmddp.run.evidence import evidence
+    from slurmddp.run.state import judge
+
+    try:
+        return look(folder).state
+    except UserError:
+        return judge(None, evidence(folder), answered=False)

@@ -1,0 +1,128 @@
+"""The #SBATCH options, in the form that this site takes."""
+
+from __future__ import annotations
+
+from slurmddp.errors import UserError
+from slurmddp.job.plan.layout import partition_of
+from slurmddp.job.plan.model import Layout, NodePlan, RecoveryPlan
+from slurmddp.job.plan.ranks import asks_itself
+from slurmddp.job.resolve import Resolved
+from slurmddp.job.types import slurm_time
+
+#: The signal that comes ahead of the time limit. NCCL has taken USR1 (nccl#704).
+STOP_SIGNAL = "USR2"
+
+#: Which key of `resources` asks for which flag: what a user wants and a site rejects is not dropped in silence.
+_ASKED_BY = {
+    "--mem": "mem_per_node",
+    "--cpus-per-task": "cpus_per_node",
+    "--time": "time",
+    "--partition": "partition",
+    "--account": "account",
+    "--qos": "qos",
+    "--constraint": "constraint",
+    "--exclusive": "exclusive",
+}
+
+#: One batch script on `nodes` nodes with one task each, its output in the run folder: the job breaks without.
+_OURS = frozenset(
+    f"--{name}"
+    for name in (
+        *("nodes", "ntasks", "ntasks-per-node", "array", "wrap", "parsable", "test-only", "wait"),
+        *("output", "error", "open-mode", "export", "chdir", "signal"),
+        *("requeue", "no-requeue", "no-kill"),
+    )
+)
+_GPU_FLAGS = ("--gres", "--gpus-per-node")
+
+
+def plan_sbatch(
+    resolved: Resolved, nodes: NodePlan, layout: Layout, recovery: RecoveryPlan, stop_lead: int | None
+) -> tuple[str, ...]:
+    """Raises UserError for a flag that the site rejects."""
+    wanted, site = resolved.job.resources, resolved.site
+    unsupported = set(site.unsupported_flags)
+    partition = partition_of(resolved)
+    ask = dict(partition.ask) if partition.ask is not None else {"partition": wanted.partition}
+    for flag, key in _ASKED_BY.items():
+        if flag in unsupported and getattr(wanted, key):
+            raise _rejected(resolved, flag, "resources", key)
+    options = [
+        ("--job-name", resolved.job.name),
+        ("--nodes", _nodes(nodes)),
+        # One task a node is Slurm's default. With this flag, Slurm 22.05 gives no more than the least of a range.
+        ("--ntasks-per-node", None if nodes.elastic else "1"),
+        ("--cpus-per-task", layout.cpus_per_node),
+        *_gpu_request(resolved, nodes, layout),
+        ("--mem", None if "--mem" in unsupported else _memory(layout.mem_per_node)),
+        ("--time", slurm_time(wanted.time) if wanted.time else None),
+        ("--partition", ask.get("partition")),
+        ("--account", wanted.account),
+        ("--qos", wanted.qos or ask.get("qos")),
+        ("--constraint", "&".join(filter(None, (ask.get("constraint"), wanted.constraint))) or None),
+    ]
+    lines = [f"{flag}={value}" for flag, value in options if value is not None]
+    lines += ["--exclusive"] if wanted.exclusive or nodes.whole else []
+    # A chained job is a new one: Slurm must not bring this one back as well.
+    again = "--requeue=expedite" if recovery.expedite else "--requeue"
+    lines += [again if recovery.requeue == "requeue" else "--no-requeue", "--open-mode=append"]
+    lines += ["--no-kill"] if nodes.elastic else []
+    lines += [f"--signal=B:{STOP_SIGNAL}@{stop_lead}"] if stop_lead else []
+    for index, extra in enumerate(wanted.sbatch_extra):
+        flag = extra.split("=")[0]
+        if flag in unsupported:
+            raise _rejected(resolved, flag, "resources", "sbatch_extra", str(index))
+        if flag in _OURS or (flag in _GPU_FLAGS and any(line.startswith(f"{flag}=") for line in lines)):
+            raise UserError(
+                f"{flag} is set by slurmddp itself, and the job relies on it",
+                where=resolved.location("resources", "sbatch_extra", str(index)),
+                todo="remove it; resources.*, recovery.requeue and timeouts.stop control it",
+            )
+        lines.append(extra)
+    return tuple(line for line in lines if line.split("=")[0] not in unsupported)
+
+
+def _nodes(nodes: NodePlan) -> str:
+    """A range lets Slurm begin with fewer; spares are the nodes above those that train."""
+    return f"{nodes.min}-{nodes.total}" if nodes.elastic else str(nodes.total)
+
+
+def _memory(mebibytes: int | None) -> str | None:
+    """0 is Slurm's own word for all that a node has."""
+    return None if mebibytes is None else f"{mebibytes}M" if mebibytes else "0"
+
+
+def _gpu_request(resolved: Resolved, nodes: NodePlan, layout: Layout) -> list[tuple[str, str | None]]:
+    """One task a node sees all its GPUs: --gpus-per-task would isolate them and break NCCL's P2P (nccl#1066)."""
+    site, wanted = resolved.site, resolved.job.resources
+    if not layout.gpus_per_node or site.gpu_request == "none" or (nodes.world is None and asks_itself(resolved)):
+        return []
+    kind = wanted.gpu_type or (partition_of(resolved).gpu_type if site.gpu_request_type else None)
+    count = f"{kind}:{layout.gpus_per_node}" if kind else str(layout.gpus_per_node)
+    if site.gpu_request == "gres":
+        return [("--gres", f"gpu:{count}")]
+    return [("--gpus-per-node", count)]
+
+
+def missing_settings(resolved: Resolved) -> list[UserError]:
+    """An error for each setting that the site requires of a job and this one lacks: `submit` refuses such a job."""
+    missing = []
+    for dotted in resolved.site.required:
+        value: object = resolved.job
+        for part in dotted.split("."):
+            value = getattr(value, part, None)
+        if value is None:
+            known = f"--{dotted.removeprefix('resources.')} VALUE"
+            option = known if dotted.startswith("resources.") else f"--set {dotted}=VALUE"
+            error = UserError(
+                f"{dotted} is not set, and site {resolved.site.name} requires it",
+                todo=f"set {dotted} in the job file or your configuration, or pass {option}",
+            )
+            missing.append(error)
+    return missing
+
+
+def _rejected(resolved: Resolved, flag: str, *key: str) -> UserError:
+    return UserError(
+        f"site {resolved.site.name} rejects jobs with {flag}", where=resolved.location(*key), todo="remove it"
+    )

@@ -1,0 +1,138 @@
+"""One start of the ranks: what rank 0 told of it, and what that says about its time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from slurmddp.records.metrics import Metrics
+from slurmddp.records.rank_events import (
+    CheckpointSaved,
+    Error,
+    Evaluated,
+    Finished,
+    FirstStep,
+    Hang,
+    RankStarted,
+    Ready,
+    Restarted,
+    Resumed,
+    Stopping,
+    Timing,
+)
+from slurmddp.run.timeline import Mark, milliseconds
+
+#: Parts of a metrics line's `seconds` -> kind. A part that is not known here is "other".
+_PARTS = {
+    "data": "data", "checkpoint": "checkpoint", "evaluation": "evaluation", "preflight": "preflight",
+    "forward": "training", "backward": "training", "overlap": "training", "optimizer": "training",
+    "network": "network",
+    "compute": "training", "unmeasured": "run",  # of a script of the user's own
+}  # fmt: skip
+FAILURES = (Error, Hang)
+#: What `restarted` says of a start of a script of the user's own.
+WENT_ON, FROM_ZERO, UNKNOWN = "went on", "from zero", "unknown"
+#: Events of rank 0 that tell that it was training.
+TRAINING = (Metrics, FirstStep, CheckpointSaved, Evaluated, Stopping, Finished)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Time between two metrics lines: the steps in it, and milliseconds of their training and of its waits."""
+
+    begin_step: int
+    end_step: int
+    spent: Mapping[str, int]
+
+
+@dataclass
+class RankStart:
+    """One start of the ranks: what rank 0 told, and what was found out of it.
+
+    ended_by: what ended it from outside (cancelled, time limit, preemption): that is no failure of it.
+    """
+
+    attempt: int
+    marks: list[Mark]
+    finished: bool = False
+    alive: bool = False
+    ended_by: str = ""
+    stretches: list[Stretch] = field(default_factory=list)
+
+    @property
+    def resumed(self) -> int | None:
+        """The step that this start began after, 0 if that is unknown; None if it did not come so far."""
+        for kind, before in ((Resumed, 0), (Ready, 0), (Restarted, 1), (FirstStep, 1), (Metrics, 1)):
+            if kind is FirstStep and self.how == UNKNOWN:
+                return 0
+            steps = (mark.step for mark in self.marks if isinstance(mark.facts, kind))
+            step = next((step for step in steps if step is not None), None)
+            if step is not None:
+                return step - before
+        return None
+
+    @property
+    def how(self) -> str | None:
+        """What a script of the user's own began from, if its ranks saw that; the newest word counts."""
+        if any(isinstance(mark.facts, Resumed) for mark in self.marks):
+            return WENT_ON
+        told = [mark.facts.how for mark in self.marks if isinstance(mark.facts, Restarted)]
+        return told[-1] if told else None
+
+    @property
+    def failed(self) -> bool:
+        """Return whether rank 0 told of an error, or of a hang that it ended."""
+        return any(isinstance(mark.facts, FAILURES) for mark in self.marks)
+
+    @property
+    def died(self) -> bool:
+        """Return whether it neither finished, nor runs, nor was ended from outside."""
+        return not (self.finished or self.alive or self.ended_by)
+
+    @property
+    def reached(self) -> int | None:
+        """The highest step that rank 0 told of."""
+        steps = (mark.step for mark in self.marks if isinstance(mark.facts, TRAINING))
+        return max((step for step in steps if step is not None), default=None)
+
+    @property
+    def saved(self) -> list[int]:
+        """Steps of its checkpoints."""
+        saves = (mark.step for mark in self.marks if isinstance(mark.facts, CheckpointSaved))
+        return [step for step in saves if step is not None]
+
+
+def split(marks: Iterable[Mark]) -> list[list[Mark]]:
+    """Return the marks of each start of the ranks."""
+    starts: list[list[Mark]] = []
+    for mark in marks:
+        if not starts or isinstance(mark.facts, RankStarted):
+            starts.append([])
+        starts[-1].append(mark)
+    return starts
+
+
+def process_start(start: RankStart) -> int | None:
+    """Return when the ranks' processes started; None if nothing tells."""
+    told = (mark.at - milliseconds(mark.facts.seconds) for mark in start.marks if isinstance(mark.facts, RankStarted))
+    return next(told, None)
+
+
+def cost_of(mark: Mark) -> dict[str, float]:
+    """Milliseconds that training stood still for what an event tells of: its `stall`, else its `seconds`."""
+    kind, seconds = "", None
+    if isinstance(mark.facts, CheckpointSaved):
+        kind, seconds = "checkpoint", mark.facts.seconds if mark.facts.stall is None else mark.facts.stall
+    elif isinstance(mark.facts, Evaluated):
+        kind, seconds = "evaluation", mark.facts.seconds
+    return {kind: seconds * 1000} if seconds and seconds > 0 else {}
+
+
+def parts_of(mark: Mark) -> dict[str, float]:
+    """Milliseconds by kind, from a line's `seconds`; empty if it has none."""
+    parts: dict[str, float] = {}
+    for name, seconds in mark.facts.seconds.items() if isinstance(mark.facts, Metrics | Timing) else ():
+        kind = _PARTS.get(name, "other")
+        if seconds > 0:
+            parts[kind] = parts.get(kind, 0) + seconds * 1000
+    return parts

@@ -1,0 +1,30 @@
+"""What `status` says of the saves that a script's next start may have written over."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurmddp.run.start_notices import start_notices
+from tests.helpers import typed
+
+ZERO = {"event": "restarted", "how": "from zero", "step": 1, "before": 9, "lost": 9, "text": "began again"}
+ON = {"event": "restarted", "how": "went on", "step": 10, "before": 9, "text": "the script went on at step 10"}
+KEPT = {"event": "save_kept", "path": "/out/last.pt", "kept": "/run/kept/001-last.pt", "bytes": 9, "why": ""}
+REFUSED = {**KEPT, "kept": "", "why": "disk full"}
+NO_COPY = "the script may write over /out/last.pt, of which there is no copy: disk full"
+
+
+@pytest.mark.parametrize(
+    ("records", "notices"),
+    [
+        ((KEPT, ZERO), ("began again; what it had saved is kept in /run/kept/001-last.pt",)),
+        ((KEPT, ON), ()),
+        ((KEPT,), ()),
+        ((REFUSED,), (NO_COPY,)),
+        ((REFUSED, ZERO), ("began again", NO_COPY)),
+        ((REFUSED, ON), ()),
+        ((ZERO,), ("began again",)),
+    ],
+)
+def test_copies_are_named_where_a_script_began_again(records: tuple[dict, ...], notices: tuple[str, ...]) -> None:
+    assert start_notices(typed({"event": "rank_started"}, *records)) == notices
