@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from slurmddp.commands.app import app
-from slurmddp.report.sites import site_explained, site_page
+from slurmddp.commands.site import site_explained, site_page
 from slurmddp.sites.catalogue import Catalogue
 
 ROOT = Path(__file__).resolve().parents[2]

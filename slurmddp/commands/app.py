@@ -7,24 +7,9 @@ from typing import Annotated
 
 import typer
 
-from slurmddp.commands import (
-    alerts,
-    check,
-    checkpoints,
-    disk,
-    doctor,
-    follow,
-    images,
-    inside,
-    jobs,
-    options,
-    report,
-    sites,
-    sweeps,
-    sync,
-    terminal,
-)
+from slurmddp.commands import options, terminal
 from slurmddp.commands.help import App, ClickError, usage_error_text
+from slurmddp.commands.listed import COMMANDS
 from slurmddp.errors import SlurmddpError
 from slurmddp.styled import styled
 
@@ -33,22 +18,8 @@ app = App(
     help="Run PyTorch training scripts on many nodes, with Slurm and Apptainer or Singularity",
     epilog="Start here: slurmddp init, slurmddp check job.yaml, slurmddp submit job.yaml",
 )
-for group in (
-    jobs,
-    check,
-    follow,
-    inside,
-    sweeps,
-    doctor,
-    report,
-    sync,
-    checkpoints,
-    disk,
-    images,
-    sites,
-    alerts,
-):
-    group.register(app)
+for command in COMMANDS:
+    app.list(command)
 
 
 @app.callback(invoke_without_command=True)
@@ -77,7 +48,7 @@ def _run_on_login_node() -> None:
         environment.get("SLURMDDP_HOST") or (words and words[0].startswith(("--host", "--remote-dir")))
     ):
         return
-    from slurmddp.launch import remote
+    from slurmddp.commands import remote
 
     asked = remote.asked(words, environment)
     if asked is not None:

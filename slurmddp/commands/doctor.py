@@ -1,23 +1,130 @@
-"""doctor: why a run failed, or what logs of any other run say."""
+"""What `slurmddp doctor` found, for people and for programs."""
+
+from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from slurmddp.commands import options as opt
-from slurmddp.commands.help import App
+from slurmddp.doctor.diagnose import Diagnosis, Examination, Hit, Seen
+from slurmddp.doctor.rules import UNKNOWN
+from slurmddp.doctor.sources import is_done, read_path, read_run, read_stream, start_notes, survived_failures
+from slurmddp.errors import UserError
+from slurmddp.launch.find import find_run
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.next_commands import next_commands
+from slurmddp.run.snapshot_filter import is_run_folder
+from slurmddp.styled import styled
+from slurmddp.visible import one_line
 
-if TYPE_CHECKING:
-    from slurmddp.doctor.diagnose import Examination
-    from slurmddp.run.layout import RunFolder
+#: Characters of a log line that are shown, lines of a traceback, and causes that followed.
+_LINE = 400
+_TRACEBACK = 30
+_FOLLOWED = 6
 
 
-def register(app: App) -> None:
-    """Put the command on the app."""
-    app.add("Runs", doctor, example="slurmddp doctor slurm-1234.out")
+def lines(found: Diagnosis) -> Iterator[str]:
+    """Yield the answer: the cause, its evidence, what to do, and what followed from it."""
+    if found.root is None:
+        where = _files(found)
+        if found.sure == "none":
+            yield styled("no failure found", "good") + f" in {where}"
+        else:
+            yield styled("unknown", "warn") + f"   a part of {where} was not examined"
+    else:
+        yield from _root(found, found.root)
+    for each in found.cascades[:_FOLLOWED]:
+        yield f"then      {_where(each)}{each.first.cause.title} ({_place(each.first)})"
+    for each in found.others[:_FOLLOWED]:
+        yield f"also      {each.first.cause.title} ({_place(each.first)})"
+    for note in found.notes:
+        yield one_line(f"note: {note}")
+
+
+def _root(found: Diagnosis, root: Seen) -> Iterator[str]:
+    first = root.first
+    if found.sure == "unknown":
+        yield "cause     " + styled("unknown", "warn")
+        yield f"known     {f'the log says: {_text(first)}' if first.cause.id == UNKNOWN else first.cause.title}"
+    else:
+        yield "cause     " + styled(first.cause.title, "bad") + f" ({found.sure}) [{first.cause.id}]"
+    if where := _where(root).removesuffix(": "):
+        yield f"where     {where}"
+    if found.message:
+        yield one_line(f"detail    {found.message}")
+    yield f"evidence  {_place(first)}: {_text(first)}"
+    yield f"why       {first.cause.why}"
+    yield f"do        {first.cause.fix}"
+    yield f"see       {first.cause.source}"
+    if first.traceback and len(first.traceback.lines) > 1:
+        yield f"traceback of {'rank ' + str(first.rank) if first.rank is not None else 'the process'}:"
+        shown = first.traceback.lines
+        shown = shown if len(shown) <= _TRACEBACK else [shown[0], "  ...", *shown[-_TRACEBACK:]]
+        yield from (f"    {one_line(line[:_LINE])}" for line in shown)
+
+
+def as_dict(found: Diagnosis) -> dict[str, Any]:
+    """Return the diagnosis for --json, as docs/doctor.md describes it."""
+    return {
+        "schema": 1,
+        "files": list(found.files),
+        "sure": found.sure,
+        "root": None if found.root is None else {**_seen(found.root), "message": found.message, **_advice(found.root)},
+        "cascades": [_seen(each) for each in found.cascades],
+        "others": [_seen(each) for each in found.others],
+        "notes": list(found.notes),
+    }
+
+
+def _seen(each: Seen) -> dict[str, Any]:
+    first = each.first
+    return {
+        "cause": first.cause.id,
+        "title": first.cause.title,
+        "node": first.host,
+        "rank": first.rank,
+        "nodes": list(each.hosts),
+        "ranks": list(each.ranks),
+        "count": each.count,
+        "evidence": {"file": first.path, "line": first.line, "text": first.text[:_LINE]},
+    }
+
+
+def _advice(each: Seen) -> dict[str, Any]:
+    cause, traceback = each.first.cause, each.first.traceback
+    return {
+        "why": cause.why,
+        "fix": cause.fix,
+        "source": cause.source,
+        "traceback": traceback.lines if traceback else [],
+    }
+
+
+def _where(each: Seen) -> str:
+    """`rank 3 on node1: `, or "" where the logs do not say."""
+    ranks = [each.first.rank] if each.first.rank is not None else list(each.ranks)
+    more = f" (and {len(each.ranks) - 1} more ranks)" if len(each.ranks) > 1 else ""
+    rank = f"rank {ranks[0]}{more}" if ranks else ""
+    node = each.first.host or ""
+    both = f"{rank} on {node}" if rank and node else rank or node
+    return one_line(f"{both}: ") if both else ""
+
+
+def _place(hit: Hit) -> str:
+    return one_line(f"{hit.path}:{hit.line}")
+
+
+def _text(hit: Hit) -> str:
+    return one_line(hit.text if len(hit.text) <= _LINE else f"{hit.text[:_LINE]}...")
+
+
+def _files(found: Diagnosis) -> str:
+    return one_line(found.files[0]) if len(found.files) == 1 else f"{len(found.files)} files"
 
 
 def doctor(
@@ -34,9 +141,6 @@ def doctor(
     """Find the root cause of a failure in the logs of a run, also of one that slurmddp did not start. Exit codes: 0 no
     failure found, 1 failure found, 2 a file or run cannot be read, or a part was not examined and
     the rest has no failure."""
-    from slurmddp.report.doctor import as_dict, lines
-    from slurmddp.run.next_commands import next_commands
-
     examined, runs = examine(targets or ["last"])
     found = examined.diagnose()
     if as_json:
@@ -53,12 +157,8 @@ def doctor(
         raise typer.Exit(2)
 
 
-def examine(targets: list[str]) -> "tuple[Examination, list[RunFolder]]":
+def examine(targets: list[str]) -> tuple[Examination, list[RunFolder]]:
     """Read runs and logs, and return which runs. Raises UserError where nothing could be read."""
-    from slurmddp.doctor.diagnose import Examination
-    from slurmddp.errors import UserError
-    from slurmddp.visible import one_line
-
     examined = Examination()
     runs = [run for target in targets if (run := _read(examined, target))]
     if not examined.files:
@@ -67,12 +167,8 @@ def examine(targets: list[str]) -> "tuple[Examination, list[RunFolder]]":
     return examined, runs
 
 
-def _read(examined: "Examination", target: str) -> "RunFolder | None":
+def _read(examined: Examination, target: str) -> RunFolder | None:
     """Return the run, if the target is one."""
-    from slurmddp.doctor.sources import is_done, read_path, read_run, read_stream, start_notes, survived_failures
-    from slurmddp.launch.find import find_run
-    from slurmddp.run.snapshot_filter import is_run_folder
-
     path = Path(target)
     if target == "-":
         read_stream(examined, sys.stdin.buffer)

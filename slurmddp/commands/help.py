@@ -1,6 +1,7 @@
 """Help as plain text, in groups, and never cut off: typer's own pretty help imports a library that costs more time than
 all the rest, and its plain help shortens what a command does."""
 
+import importlib
 import inspect
 import io
 import shlex
@@ -11,6 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from slurmddp.commands.listed import Listed
 from slurmddp.errors import UserError
 from slurmddp.styled import styled
 
@@ -41,13 +43,10 @@ _OTHER_TOOLS = {
     **dict.fromkeys(("images", "build"), "slurmddp build-image builds an image; slurmddp image list lists them"),
     **dict.fromkeys(("checkpoints", "export"), "slurmddp checkpoint lists, verifies and exports what a run saved"),
 }
-
 #: The base of click's errors: of click's own, or of typer's copy of it.
 ClickError: type[Exception] = typer.BadParameter.mro()[2]
-
 #: Typer's own options, which docs/start.md names.
 _UNLISTED = ("install_completion", "show_completion")
-
 #: (heading, name, text)
 Row = tuple[str, str, str]
 
@@ -80,18 +79,40 @@ class Command(TyperCommand):
         _write(_parameters(self, ctx), formatter)
 
 
+def _command(function: Callable[..., Any], name: str | None, epilog: str | None, *, hidden: bool = False) -> Any:
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    alone.command(name, cls=Command, epilog=epilog, hidden=hidden)(function)
+    return typer.main.get_command(alone)
+
+
 class _Outline(TyperCommand):
     """What a list of commands shows of one, without its parameters: typer needs a millisecond to make them."""
 
-    def __init__(self, function: Callable[..., Any], name: str, **settings: Any) -> None:
-        super().__init__(name, help=inspect.getdoc(function), rich_markup_mode=None, **settings)
-        self._function, self._settings = function, settings
+    def __init__(self, function: Callable[..., Any], name: str, epilog: str | None) -> None:
+        super().__init__(name, help=inspect.getdoc(function), rich_markup_mode=None, epilog=epilog)
+        self._function = function
 
     def command(self) -> Any:
         """Make the command."""
-        alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-        alone.command(self.name, cls=Command, **self._settings)(self._function)
-        return typer.main.get_command(alone)
+        return _command(self._function, self.name, self.epilog)
+
+
+class _Unread(TyperCommand):
+    """A command whose module is not imported yet."""
+
+    def __init__(self, listed: Listed, name: str, *, hidden: bool) -> None:
+        super().__init__(
+            name, help=listed.summary, rich_markup_mode=None, rich_help_panel=listed.panel or None, hidden=hidden
+        )
+        self._listed = listed
+
+    def command(self) -> Any:
+        """Import the module, and make the command or the group."""
+        module = importlib.import_module(f"slurmddp.commands.{self._listed.module}")
+        if not self._listed.example:
+            return typer.main.get_group(module.group)
+        function = getattr(module, self._listed.module)
+        return _command(function, self.name, f"Example: {self._listed.example}", hidden=self.hidden)
 
 
 class _Commands(UserDict[str, Any]):
@@ -99,7 +120,7 @@ class _Commands(UserDict[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         found = self.data[name]
-        if isinstance(found, _Outline):
+        if isinstance(found, _Outline | _Unread):
             found = self.data[name] = found.command()
         return found
 
@@ -107,7 +128,7 @@ class _Commands(UserDict[str, Any]):
 class Group(TyperGroup):
     """A group whose commands are shown by their `rich_help_panel`. outlines: its commands, but for groups below it."""
 
-    outlines: dict[str, _Outline]
+    outlines: dict[str, _Outline | _Unread]
 
     def __init__(self, *, commands: dict[str, Any], **settings: Any) -> None:
         super().__init__(commands=_Commands({**self.outlines, **commands}), **settings)  # type: ignore[arg-type]
@@ -142,7 +163,7 @@ class App(typer.Typer):
     """typer.Typer with this help, -h beside --help, and help where no command is given."""
 
     def __init__(self, cls: type[Group] = Group, **settings: Any) -> None:
-        self._outlines: dict[str, _Outline] = {}
+        self._outlines: dict[str, _Outline | _Unread] = {}
         super().__init__(
             cls=type(cls.__name__, (cls,), {"outlines": self._outlines}),
             no_args_is_help=True,
@@ -152,23 +173,16 @@ class App(typer.Typer):
             **settings,
         )
 
-    def add(
-        self,
-        group: str | None,
-        *functions: Callable[..., Any],
-        name: str | None = None,
-        example: str = "",
-        aliases: Iterable[str] = (),
-        hidden: bool = False,
-    ) -> None:
-        """Make commands of functions. group: their heading in the help; example: a command line to show at the end;
-        aliases: other names, which no help lists."""
-        epilog = f"Example: {example}" if example else None
-        for function in functions:
-            own = name or function.__name__.replace("_", "-")
-            self._outlines[own] = _Outline(function, own, rich_help_panel=group, epilog=epilog, hidden=hidden)
-            for alias in aliases:
-                self._outlines[alias] = _Outline(function, alias, hidden=True, epilog=epilog)
+    def add(self, function: Callable[..., Any], name: str | None = None, example: str = "") -> None:
+        """Make a command of a function. example: a command line to show at the end."""
+        own = name or function.__name__.replace("_", "-")
+        self._outlines[own] = _Outline(function, own, f"Example: {example}" if example else None)
+
+    def list(self, listed: Listed) -> None:
+        """Make a command of a module, which is imported when somebody asks for the command."""
+        self._outlines[listed.name] = _Unread(listed, listed.name, hidden=not listed.panel)
+        for alias in listed.aliases:
+            self._outlines[alias] = _Unread(listed, alias, hidden=True)
 
 
 def usage_error_text(error: Any) -> str:

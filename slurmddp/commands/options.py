@@ -95,7 +95,6 @@ _SHARED: dict[str, Any] = {
     "reservation": _rare("NAME", "Slurm reservation"),
     "debug": _rare("", "Enable verbose logs of NCCL and PyTorch (slow)", "--debug", kind=bool),
 }
-
 #: The key that each of the named options sets.
 _KEYS = {
     "site": "site",
@@ -167,7 +166,7 @@ def job_command(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         shared = {name: kind for name, kind in _SHARED.items() if name not in without}
-        own = list(inspect.signature(function).parameters.values())[1:]
+        own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
 
         def command(**values: Any) -> None:
             function(_asked({name: values.pop(name) for name in shared}), **values)

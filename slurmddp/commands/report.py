@@ -1,19 +1,55 @@
-"""report: one run, or two, as an HTML file or as JSON."""
+"""`slurmddp report --json`: what the HTML page shows, for programs."""
+
+from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from slurmddp.commands import options as opt
-from slurmddp.commands.follow import LAST, Json, Run
-from slurmddp.commands.help import App
+from slurmddp.commands.new_file import write_new
+from slurmddp.commands.options import Json
+from slurmddp.commands.run_options import LAST, Run
+from slurmddp.errors import UserError
+from slurmddp.launch.find import find_run
+from slurmddp.records.events import keys_of
+from slurmddp.records.job_events import AttemptEnded, AttemptStarted, Network
+from slurmddp.records.rank_events import Evaluated, StragglerBegins, StragglerEnds
+from slurmddp.report.goodput import goodput_dict
+from slurmddp.report.page import FAULTS, node_seconds, report_html
+from slurmddp.report.page_facts import Facts, read_facts
+from slurmddp.run.layout import RunFolder
 
 
-def register(app: App) -> None:
-    """Put the command on the app."""
-    app.add("Runs", report, example="slurmddp report last -o report.html --compare gpt-20261120-090000-a1b2")
+def report_dicts(folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
+    """Return an object per run. The keys are stable. Raises UserError for a damaged submission.json, OSError."""
+    return [_dict(read_facts(folder)) for folder in folders]
+
+
+def _dict(run: Facts) -> dict[str, Any]:
+    going = run.status.state.going
+    network = run.newest(Network)
+    return {
+        "run_id": run.folder.id,
+        "status": run.status.as_dict(),
+        "goodput": goodput_dict(run.ledger, going=going) if run.ledger else None,
+        "parts_seconds": {name: round(seconds, 3) for name, seconds in run.parts.items()},
+        "node_hours": round(node_seconds(run) / 3600, 4),
+        "energy_joules": run.joules,
+        "curves": {name: [point._asdict() for point in curve] for name, curve in run.curves.items() if curve},
+        "evaluations": [event.write() for event in run.events(Evaluated)],
+        "stragglers": [event.write() for event in run.events(StragglerBegins, StragglerEnds)],
+        "attempts": [event.write() for event in run.events(AttemptStarted, AttemptEnded)],
+        "faults": [event.write() for event in run.events(*FAULTS)],
+        "network": keys_of(network.measured) if network and network.measured else None,
+        "gpus": [gpu.as_dict() for gpu in run.gpus],
+        "configuration": {key: {"value": value, "set_by": by} for key, (value, by) in run.settings.items()},
+        "manifest": dict(run.manifest),
+        "notes": list(run.notes),
+    }
 
 
 def report(
@@ -28,19 +64,12 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write an HTML file about a run: curves, where its time went, faults, network, configuration."""
-    from slurmddp.errors import UserError
-    from slurmddp.launch.find import find_run
-
     folders = [find_run(name, os.environ) for name in (run, compare) if name is not None]
     if as_json:
-        from slurmddp.report.report_json import report_dicts
-
         if output is not None:
             raise UserError("--json prints to stdout and takes no -o", todo="remove -o, and redirect: > FILE")
         typer.echo(opt.json_text(report_dicts(folders)))
         return
-    from slurmddp.launch.new_file import write_new
-    from slurmddp.report.page import report_html
 
     path = output or Path()
     if path.is_dir():

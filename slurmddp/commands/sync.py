@@ -7,17 +7,12 @@ import typer
 
 from slurmddp.api import ASK_EVERY, await_event, look
 from slurmddp.commands import options as opt
-from slurmddp.commands.follow import LAST, Json, Run
-from slurmddp.commands.help import App
+from slurmddp.commands.options import Json
+from slurmddp.commands.run_options import LAST, Run
 
 if TYPE_CHECKING:
     from slurmddp.run.layout import RunFolder
     from slurmddp.run.state import RunState
-
-
-def register(app: App) -> None:
-    """Put the command on the app."""
-    app.add("Runs", sync, example="slurmddp sync last --to mlflow --follow")
 
 
 def sync(

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from typing import Any
 
 from slurmddp.job.document import RUN
 from slurmddp.job.plan.batch import ways
 from slurmddp.job.plan.layout import partition_of
-from slurmddp.job.plan.model import Plan
+from slurmddp.job.plan.model import AlertsPlan, Plan
 from slurmddp.job.resolve import Resolved
-from slurmddp.job.train import Batch
-from slurmddp.report.cost import cost_line
-from slurmddp.report.groups import parallel_lines
+from slurmddp.job.train import Batch, Parallel
+from slurmddp.job.types import slurm_time
 from slurmddp.report.interval import interval_lines
-from slurmddp.report.survival import survival_lines
 from slurmddp.shared import batch as dealing
+from slurmddp.shared import mesh
 from slurmddp.styled import join, labelled
 
 #: So many numbers of nodes are shown, where there may be fewer of them.
@@ -149,3 +150,171 @@ def _weights(batch: Batch) -> list[str]:
         return []
     shown = ", ".join(f"{pattern} {weight:g}" for pattern, weight in batch.weights.items())
     return [f"{'share of a rank':<20}{shown}, all others 1 (patterns match the node or device name)"]
+
+
+def cost_line(plan: Plan) -> str:
+    """Return the maximum GPU-hours, the node-hours of a job without GPUs, or why neither is known."""
+    total, gpus = plan.nodes.total, plan.layout.gpus_per_node
+    if plan.scheduler == "local":
+        return "cost: this machine, until training is done"
+    nodes = f"{total} node{'s' if total > 1 else ''}"
+    shape = f"{nodes}, as many as Slurm gives" if plan.nodes.world is None else f"{nodes} x {gpus} GPUs"
+    if plan.node_hours is None:
+        return f"cost: {shape}, for the partition's default time (resources.time is not set)"
+    clock = slurm_time(plan.time or 0)
+    if plan.gpu_hours is None:
+        return f"cost: up to {plan.node_hours:.3g} node-hours ({shape}, x {clock})"
+    if not gpus:
+        return f"cost: up to {plan.node_hours:.3g} node-hours ({total} x {clock}), no GPUs"
+    return f"cost: up to {plan.gpu_hours:.4g} GPU-hours ({shape} x {clock})"
+
+
+#: Groups of a dimension, and ranks of a group, that are shown before "...".
+GROUPS_SHOWN = 4
+_MEANING = {
+    "FSDP": "all ranks together hold the model",
+    "HSDP": "the ranks of a shard group together hold the model",
+}
+
+
+def parallel_lines(plan: Plan, wanted: Parallel) -> list[str]:
+    """Return a line for the kind, and one per dimension with more than one rank; none for a script."""
+    if plan.program.own:
+        return []
+    world, per_node = plan.nodes.world, plan.nodes.ranks_per_node
+    if world is None or per_node is None:
+        shape = f"shard {wanted.shard}" if wanted.replicate is None else f"{wanted.replicate} x {wanted.shard}"
+        return [f"{'parallel':<20}{shape}, groups are formed when the job runs"] if wanted.shard > 1 else []
+    sizes = mesh.sizes(world, wanted.replicate, wanted.shard)
+    kind = mesh.kind(sizes)
+    if kind == "DDP":
+        return [f"{'parallel':<20}DDP: every rank holds the whole model"] if world > 1 else []
+    product = " x ".join(f"{name} {size}" for name, size in sizes.items())
+    lines = [f"{'parallel':<20}{kind}: {product}, {_MEANING[kind]}"]
+    for name, groups in mesh.groups(sizes).items():
+        if sizes[name] > 1:
+            lines.append(f"{name + ' groups':<20}{_listed(groups)} ({_where(groups, per_node)})")
+    return lines
+
+
+def _listed(groups: Sequence[Sequence[int]]) -> str:
+    """Return the first groups, and the number of all if there are more."""
+    shown = " | ".join(_ranks(group) for group in groups[:GROUPS_SHOWN])
+    return shown if len(groups) <= GROUPS_SHOWN else f"{shown} | ... {len(groups)} in all"
+
+
+def _ranks(group: Sequence[int]) -> str:
+    """Ranks of one group, which are evenly spaced: 0-7, or 0,8,16,24, or 0,8,...,504."""
+    if len(group) > 2 and group[-1] - group[0] == len(group) - 1:
+        return f"{group[0]}-{group[-1]}"
+    if len(group) <= GROUPS_SHOWN:
+        return ",".join(map(str, group))
+    return f"{group[0]},{group[1]},...,{group[-1]}"
+
+
+def _where(groups: Sequence[Sequence[int]], per_node: int) -> str:
+    """Return how many groups stay inside a node of `per_node` consecutive ranks."""
+    inside = sum(group[0] // per_node == group[-1] // per_node for group in groups)
+    if inside == len(groups):
+        return "inside a node" if inside == 1 else "each inside a node"
+    if inside == 0:
+        return "across nodes" if len(groups) == 1 else "each across nodes"
+    return f"{inside} of {len(groups)} inside a node, the others across nodes"
+
+
+_BACK = {"requeue": "requeued and resumes", "chain": "continued by a new job (this site forbids requeues)"}
+#: Of your own script nobody knows whether it resumes.
+_OWN_BACK = {"requeue": "requeued", "chain": "followed by a new job (this site forbids requeues)"}
+_OWN = "continues if it loads at its start what it saved (docs/frameworks.md); else it begins at step 1 again"
+_LEAVE = {"node": "sent by job.sh", "proxy": "sent by job.sh through a proxy", "login": "sent from the login node"}
+
+
+def survival_lines(plan: Plan) -> list[str]:
+    """Return one line per kind of fault. Your own script restarts in the same way, but may not resume."""
+    own = plan.runtime_job is None
+    back = (_OWN_BACK if own else _BACK).get(plan.recovery.requeue, "")
+    times = f"in place (up to {plan.max_restarts} times)" if plan.max_restarts else "in the next attempt"
+    lines = [
+        ("a rank dies", f"all ranks restart {times}" + ("" if own else ", from the newest checkpoint")),
+        ("a node is lost", _lost(plan, back)),
+        ("time limit", _time_limit(plan, back)),
+        (
+            "no progress",
+            f"after {plan.recovery.no_progress} failed starts in a row at the same step, the run fails",
+        ),
+    ]
+    if plan.srun is not None:
+        lines.append(("launch.mode srun", "no restart in place, no signed rendezvous (docs/recovery.md)"))
+    if own:
+        lines.append(("your script", _OWN))
+    if plan.scheduler == "local":
+        lines = [line for line in lines if line[0] in ("a rank dies", "no progress", "your script")]
+    elif not plan.recovery.preflight:
+        lines.append(("preflight", "none: recovery.preflight is false"))
+    if plan.layout.gpus_per_node:
+        lines.append(("GPU hours", _worst_case(plan)))
+    return [f"{what:<20}{becomes}" for what, becomes in (*lines, ("alerts", _alerts(plan.alerts, plan)))]
+
+
+def _lost(plan: Plan, back: str) -> str:
+    nodes = plan.nodes
+    ends = f"the job is {back}" if back else "the run fails"
+    if not nodes.elastic:
+        return ends
+    instead = ["a spare node replaces it"] if nodes.spares else []
+    instead += [f"the run continues on the other nodes (at least {nodes.min})"] if nodes.min < nodes.max else []
+    return f"{', then '.join(instead)}; with fewer nodes, {ends}"
+
+
+def _time_limit(plan: Plan, back: str) -> str:
+    ends = f"the job is {back} until training is done" if back else "the run stops there"
+    if plan.recovery.must_save:
+        where = " or ".join(("RUN/checkpoints", *(path.replace(RUN, "RUN") for path in plan.recovery.watch)))
+        ends = f"if the script saved in {where} in it, {ends}; else the run stops there (recovery.requeue)"
+    if plan.stop_lead is None:
+        return f"no save before it; {ends}"
+    save = "ranks save" if plan.runtime_job else "ranks are asked to save"
+    return f"{save} {plan.stop_lead} s before it; {ends}"
+
+
+def _worst_case(plan: Plan) -> str:
+    """Return what all starts of the run may use together, or on what that depends."""
+    limit, each = plan.recovery.max_gpu_hours, plan.gpu_hours
+    if plan.recovery.requeue == "none" and each is not None and (limit is None or each <= limit):
+        return f"at most {each:.4g}: nothing requeues the job"
+    if limit is not None:
+        return f"at most {limit:.4g} for all starts (recovery.max_gpu_hours), then the ranks save and the run stops"
+    if plan.recovery.requeue == "none":
+        return "no limit is known: set resources.time, or recovery.max_gpu_hours"
+    start = "each start uses what its time allows" if each is None else f"up to {each:.4g} per start"
+    return f"{start}, for as many starts as training needs: recovery.max_gpu_hours limits all together"
+
+
+def _alerts(alerts: AlertsPlan | None, plan: Plan) -> str:
+    """Return who gets which alerts; Slurm's own mail is among the sbatch options."""
+    mail = [line.removeprefix("--mail-type=") for line in plan.sbatch if line.startswith("--mail-type=")]
+    told = [f"mail ({mail[0].lower().replace(',', ', ')})"] if mail else []
+    told = (
+        [f"{target.name} ({', '.join(target.on)})" for target in alerts.targets if target.on] + told if alerts else told
+    )
+    if not told:
+        return "none (see docs/alerts.md)"
+    ways = [_LEAVE[alerts.leave]] if alerts else []
+    ways += ["a watchdog job checks how it ended"] if plan.watchdog else []
+    return "; ".join([", ".join(told), *ways])
+
+
+def plan_facts(plan: Plan) -> dict[str, Any]:
+    """Return the facts of a job that `check --json` and `submit --dry-run --json` share; docs/files.md has the keys."""
+    batch = plan.batch._asdict() if plan.batch else {}
+    return {
+        "name": plan.name,
+        "site": plan.site,
+        "scheduler": plan.scheduler,
+        "nodes": {"min": plan.nodes.min, "max": plan.nodes.max, "spares": plan.nodes.spares},
+        "ranks": {"total": plan.nodes.world, "per_node": plan.nodes.ranks_per_node},
+        "batch": {"global": batch.pop("total"), **batch} if batch else None,
+        "time": plan.time,
+        "image": plan.container.image,
+        "gpu_hours": plan.gpu_hours,
+    }

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.images.build_lock import only_build
-from slurmddp.launch import build_wait
+from slurmddp.launch import build_on_node
 from tests.helpers import SIF, Desk, Result, check_bash
 
 Cli = Callable[..., Result]
@@ -96,9 +96,9 @@ class Place:
 
 @pytest.fixture
 def place(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr(build_wait, "ASK_EVERY", 0.2)
-    monkeypatch.setattr(build_wait, "LOOK_EVERY", 0.05)
-    monkeypatch.setattr(build_wait, "LATE", 0.5)
+    monkeypatch.setattr(build_on_node, "ASK_EVERY", 0.2)
+    monkeypatch.setattr(build_on_node, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(build_on_node, "LATE", 0.5)
     return Place(desk)
 
 

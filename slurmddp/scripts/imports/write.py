@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from slurmddp.errors import UserError
 from slurmddp.job.job import Resources
-from slurmddp.launch.init import Made, address, choose_site
 from slurmddp.launch.named_file import JOB_SUFFIXES
 from slurmddp.launch.prepare import Request, job_name, prepare
 from slurmddp.launch.schemas import schema_file
@@ -22,6 +21,7 @@ from slurmddp.scripts.imports.options import carry_options
 from slurmddp.scripts.imports.program import carry_program, launch_commands, main_launch, refuse_others
 from slurmddp.scripts.imports.proof import evaluated, prove, refuse_started
 from slurmddp.sites.catalogue import Catalogue
+from slurmddp.sites.draft.choose import Made, address, choose_site
 from slurmddp.visible import one_line
 
 #: What bash or sbatch cannot read is corrected first; how the script launches is read as it stands.

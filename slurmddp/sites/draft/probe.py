@@ -16,7 +16,7 @@ from slurmddp.cluster.base import ENDED, JobId, JobView
 from slurmddp.cluster.client import Slurm, ask
 from slurmddp.errors import ExternalError, SlurmddpError, UserError
 from slurmddp.job.types import slurm_time
-from slurmddp.launch.build_wait import ASK_EVERY, LATE, LOOK_EVERY
+from slurmddp.launch.build_on_node import ASK_EVERY, LATE, LOOK_EVERY
 from slurmddp.sites.draft.live import Live, NodeType
 from slurmddp.sites.draft.seen import Seen, read_log
 

@@ -12,10 +12,9 @@ import pytest
 
 import slurmddp.launch.job_check.rules  # noqa: F401 - registers them
 from slurmddp.cluster.client import Answer
+from slurmddp.commands.check.job import Offer, answer
 from slurmddp.errors import ExternalError
-from slurmddp.launch.job_check.answer import answer
 from slurmddp.launch.job_check.cluster import Cluster, Nodes
-from slurmddp.launch.job_check.partitions import Offer
 from slurmddp.launch.job_check.rule import RULES, Finding, Hit, Subject, check_job
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.quotas import Quota

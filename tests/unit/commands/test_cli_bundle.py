@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.launch import bundle
-from slurmddp.launch.redact import redact
+from slurmddp.commands.debug import bundle
+from slurmddp.commands.debug.bundle import redact
 from slurmddp.records.submission import now as submitted_now
 from slurmddp.run import submission
 from slurmddp.run.gate import own

@@ -83,7 +83,7 @@ def test_verify(cli: Cli, run: RunFolder) -> None:
 
 
 def test_a_large_one_tells_how_far_it_is(cli: Cli, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurmddp.report.checkpoints.SAY_EVERY", 500)
+    monkeypatch.setattr("slurmddp.commands.checkpoint.SAY_EVERY", 500)
     done = cli("checkpoint", "verify", "runs/gpt-1", "--step", "300")
     assert "step 300: verifying" in done.err
     assert " of 1.9 KiB verified" in done.err

@@ -243,7 +243,7 @@ def test_a_run_that_cannot_be_removed_is_told_and_found_again(
 
 
 def test_a_run_that_changed_since_it_was_listed_stays(cli: Cli, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    from slurmddp.launch import clean
+    from slurmddp.commands import clean
 
     run = made(desk, "gpt-1", 100)
     real = clean.plan

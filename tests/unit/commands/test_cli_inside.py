@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slurmddp.launch import profile
+from slurmddp.commands.debug import profile
 from slurmddp.records import stacks
 from slurmddp.records.submission import now as submitted_now
 from slurmddp.run import submission

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from slurmddp.report import logs
-from slurmddp.report.logs import Selection, follow_logs, select
+from slurmddp.commands import logs
+from slurmddp.commands.logs import Selection, follow_logs, select
 from slurmddp.run.layout import RunFolder
 from slurmddp.run.logs import Follower
 from slurmddp.run.state import RunState

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slurmddp.launch.preflight import CHANGES, DEFAULTS, unmeasured
+from slurmddp.commands.check.nodes import CHANGES, DEFAULTS, unmeasured
 from tests.helpers import LM_JOB, Desk, Result
 
 Cli = Callable[..., Result]

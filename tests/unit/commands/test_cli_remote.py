@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp.commands import remote
 from slurmddp.errors import UserError
-from slurmddp.launch import remote
 from tests.helpers import Desk, Result
 
 

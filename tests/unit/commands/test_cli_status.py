@@ -12,12 +12,11 @@ import pytest
 
 from slurmddp.cluster.base import JobView
 from slurmddp.cluster.reasons import reason_text
+from slurmddp.commands.status import METRICS, by_step, sparkline
 from slurmddp.records.marker import Marker
 from slurmddp.records.metrics import Metrics
 from slurmddp.records.submission import now as submitted_now
 from slurmddp.report.progress import Progress, count_nodes, find_progress, progress_lines, span, waits_text
-from slurmddp.report.prometheus import METRICS
-from slurmddp.report.watch import by_step, sparkline
 from slurmddp.run import submission
 from slurmddp.run.evidence import evidence
 from slurmddp.run.gate import own

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slurmddp.launch.sweeps import read_points
+from slurmddp.commands.sweep.points import read_points
 from tests.helpers import Desk, Result, append_event
 
 Cli = Callable[..., Result]

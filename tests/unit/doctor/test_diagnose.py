@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+from slurmddp.commands.doctor import lines
 from slurmddp.doctor.budget import Budget
 from slurmddp.doctor.diagnose import Diagnosis, Examination
 from slurmddp.doctor.rules import catalogue
@@ -18,7 +19,6 @@ from slurmddp.doctor.sources import is_done, read_run, survived_failures
 from slurmddp.doctor.tracebacks import Tracebacks
 from slurmddp.errors import UserError
 from slurmddp.records.refusal import Refusal
-from slurmddp.report.doctor import lines
 from slurmddp.run.cause import failing_attempt
 from slurmddp.run.layout import RunFolder
 from tests.helpers import node_log

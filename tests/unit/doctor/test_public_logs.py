@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp.commands.doctor import lines
 from slurmddp.doctor.diagnose import Diagnosis, Examination
 from slurmddp.doctor.sources import read_path
-from slurmddp.report.doctor import lines
 from tests.helpers import ROOT
 from tests.unit.doctor.public_logs import FAILED, HEALTHY, Failed
 

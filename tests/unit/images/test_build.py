@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp import __version__
+from slurmddp.commands.image import removal_text
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.builder import Builder, build_command, find_builder, parse_version
 from slurmddp.images.image_spec import of_recipe
@@ -22,7 +23,6 @@ from slurmddp.images.make import BuildResult, Request, Rules, build_image, previ
 from slurmddp.images.privilege import choose, look
 from slurmddp.images.provenance import read_lock
 from slurmddp.images.recipe import read_recipe
-from slurmddp.report.images import removal
 
 from .conftest import GOOD_BUILD, Apptainer
 
@@ -216,7 +216,7 @@ def test_a_killed_build_takes_its_builder_with_it(
     (tmp_path / "scratch").mkdir()
     apptainer.builds("touch $APPTAINER_TMPDIR/build-temp-1; sleep 600 & echo child $!; echo ready; wait")
     caller, child = start(tmp_path)
-    assert "nothing" in removal(removable(tmp_path, 1, ()), done=False), "it is being built"
+    assert "nothing" in removal_text(removable(tmp_path, 1, ()), done=False), "it is being built"
     caller.kill()
     caller.wait()
     wait_for_the_end(child)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from slurmddp.assets import asset_folder
+from slurmddp.commands.init import write_job_file
 from slurmddp.job.document import read_file, read_text, typed
 from slurmddp.job.schema import schema_text
-from slurmddp.launch.init import write_job_file
 from tests.golden.update import SITES
 from tests.helpers import LM_JOB, ROOT, Desk
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmddp.report.survival import survival_lines
+from slurmddp.report.plan import survival_lines
 from tests.helpers import LM_JOB, Desk
 
 SITE = (

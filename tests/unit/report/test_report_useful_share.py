@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from slurmddp.commands.check import useful_share
 from slurmddp.errors import UserError
 from slurmddp.job.job import Checkpoint
-from slurmddp.report import useful_share as shares
 from slurmddp.run.layout import RunFolder
 from tests.checkpoints import make_run
 
@@ -34,14 +34,14 @@ def test_the_model_agrees_with_failures_at_random(between: float, recovery: floa
         saves = int((lives - left) // (work + stall))
         done += saves * work
         total += lives
-    share = shares.useful_share(work, stall, recovery, between * HOUR)
+    share = useful_share.useful_share(work, stall, recovery, between * HOUR)
     assert share == pytest.approx(done / total, rel=0.03)
 
 
 def test_the_ends() -> None:
-    assert shares.useful_share(600, 0, 0, 1e9) == pytest.approx(1, abs=1e-5)
-    assert shares.useful_share(600, 60, 0, 1e12) == pytest.approx(600 / 660)
-    assert shares.useful_share(6000, 60, 10, 1) == 0.0
+    assert useful_share.useful_share(600, 0, 0, 1e9) == pytest.approx(1, abs=1e-5)
+    assert useful_share.useful_share(600, 60, 0, 1e12) == pytest.approx(600 / 660)
+    assert useful_share.useful_share(6000, 60, 10, 1) == 0.0
 
 
 def events(at: float, recovers: bool) -> list[dict[str, Any]]:
@@ -64,9 +64,9 @@ def events(at: float, recovers: bool) -> list[dict[str, Any]]:
 def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recovers: bool, **checkpoint: Any) -> list[str]:
     folder = make_run(tmp_path / "run")
     folder.events.write_text("".join(json.dumps(event) + "\n" for event in events(1e9, recovers)))
-    monkeypatch.setattr(shares, "earlier_runs", lambda name: [folder, RunFolder(tmp_path / "gone")])
+    monkeypatch.setattr(useful_share, "earlier_runs", lambda name: [folder, RunFolder(tmp_path / "gone")])
     plan: Any = SimpleNamespace(name="gpt", nodes=SimpleNamespace(max=4))
-    return shares.useful_share_lines(plan, Checkpoint(**checkpoint), 3700)
+    return useful_share.useful_share_lines(plan, Checkpoint(**checkpoint), 3700)
 
 
 def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_without_a_recovery_a_start_counts_as_one(tmp_path: Path, monkeypatch: p
 
 
 def test_without_a_measured_run_it_says_how_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shares, "earlier_runs", lambda name: [])
+    monkeypatch.setattr(useful_share, "earlier_runs", lambda name: [])
     plan: Any = SimpleNamespace(name="gpt", nodes=SimpleNamespace(max=4))
     with pytest.raises(UserError, match="no earlier run of gpt has saved a checkpoint"):
-        shares.useful_share_lines(plan, Checkpoint(), 3700)
+        useful_share.useful_share_lines(plan, Checkpoint(), 3700)

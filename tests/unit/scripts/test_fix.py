@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmddp.report.check import fix_lines
+from slurmddp.commands.check.script import fix_lines
 from slurmddp.scripts.check import fix
 from slurmddp.scripts.check.finding import Finding, check_script
 from slurmddp.scripts.check.fix import FIXES, MOST, Draft, Fixed, fix_script

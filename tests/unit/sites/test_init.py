@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.launch.found_here import training_scripts
-from slurmddp.launch.init import Written, write_job_file
+from slurmddp.commands.init import Written, training_scripts, write_job_file
 from tests.helpers import SIF, Desk, Result
 
 Cli = Callable[..., Result]

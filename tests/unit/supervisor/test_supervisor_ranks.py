@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from slurmddp.report.stacks import RankStacks, read_stacks
+from slurmddp.commands.debug.stacks import RankStacks, read_stacks
 from tests.helpers import ROOT, supervisor
 from tests.unit.supervisor.test_supervisor_folder import OLD
 

@@ -14,8 +14,7 @@ from slurmddp.job.plan.recovery import RESTARTS, explain_stop_lead, lead_of, pla
 from slurmddp.job.train import Batch
 from slurmddp.render.documents import job_yaml
 from slurmddp.render.scripts import job_script
-from slurmddp.report.cost import cost_line
-from slurmddp.report.plan import plan_report
+from slurmddp.report.plan import cost_line, plan_report
 from slurmddp.shared import batch as dealing
 from tests.helpers import GPU_SITE, LM_JOB, Desk, plan_of, refusal
 

@@ -10,7 +10,7 @@ import pytest
 from slurmddp.errors import UserError
 from slurmddp.render.documents import job_yaml
 from slurmddp.render.scripts import job_script, node_script
-from slurmddp.report.survival import survival_lines
+from slurmddp.report.plan import survival_lines
 from tests.helpers import LM_JOB, Desk, plan_of
 
 JOB = "name: own\nsite: gpus\ntrain: {script: train.py}\n"

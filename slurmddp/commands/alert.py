@@ -1,0 +1,79 @@
+"""alert test, alert watch: whether alerts arrive, and sending what nodes could not."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
+
+from slurmddp.alerts.sample import send_samples
+from slurmddp.alerts.spool import deliver_all
+from slurmddp.commands import options as opt
+from slurmddp.commands.help import App
+from slurmddp.commands.listed import BY_NAME
+from slurmddp.launch.find import find_run, known_runs
+from slurmddp.run.layout import RunFolder
+
+
+@opt.job_command()
+def alert_test(asked: opt.Asked, as_json: opt.Json = False) -> None:
+    """Send a sample of each kind of alert to each target, and show the answers."""
+    samples = send_samples(asked.prepare(strict=False).plan, os.environ)
+    if as_json:
+        typer.echo(opt.json_text([sample._asdict() for sample in samples]))
+    else:
+        typer.echo("\n".join(map(str, samples)))
+    raise typer.Exit(int(any(sample.arrived is False for sample in samples)))
+
+
+def watch(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN", help="Runs to watch, as for status  [default: all]", autocompletion=opt.run_names
+        ),
+    ] = None,
+    every: Annotated[int, typer.Option(min=1, metavar="SECONDS", help="Interval between checks")] = 20,
+    once: Annotated[
+        bool, typer.Option("--once", help="Check once, then exit (exit code 1: some alerts were not sent)")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per check that found any")] = False,
+) -> None:
+    """Send the alerts of runs whose nodes have no internet, until Ctrl-C."""
+    named = [find_run(run, os.environ) for run in runs or ()]
+    if not once:
+        which = ", ".join(folder.id for folder in named) or "all known runs"
+        opt.say(f"checking {which} every {every} s; Ctrl-C stops")
+    told = ""
+    while True:
+        entries = [] if named else known_runs(os.environ)
+        done = deliver_all(named or [entry.folder for entry in entries], seconds=60)
+        if as_json and (once or done.sent or done.left):
+            typer.echo(opt.json_text({"sent": done.sent, "left": done.left, "why": done.why or None}))
+        elif done.sent:
+            typer.echo(f"alerts sent: {done.sent}")
+        if done.left and done.why != told:
+            opt.say(
+                f"alerts not sent yet: {done.left} ({done.why})" if done.why else f"alerts not sent yet: {done.left}"
+            )
+        told = done.why
+        if once and not (done.sent or done.left):
+            opt.say("no alerts to send")
+        if once:
+            raise typer.Exit(1 if done.left else 0)
+        time.sleep(every)
+
+
+def send_waiting(folders: Iterable[RunFolder]) -> None:
+    """Send delayed alerts, in two seconds at most, and say so: other commands do this on their way."""
+    done = deliver_all(folders)
+    if done.sent:
+        opt.say(f"note: sent {done.sent} delayed alert{'s' if done.sent > 1 else ''}")
+
+
+group = App(name="alert", help=BY_NAME["alert"].summary)
+group.add(alert_test, "test", "slurmddp alert test job.yaml")
+group.add(watch, example="slurmddp alert watch last")

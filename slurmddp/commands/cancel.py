@@ -1,0 +1,45 @@
+"""runs, status, logs, cancel: what has become of a run."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from slurmddp.api import look
+from slurmddp.commands import options as opt
+from slurmddp.commands.options import Json
+from slurmddp.commands.run_options import LAST, Run, Yes, confirm
+from slurmddp.launch.cancel import cancel_other_version, cancel_run, wait_for_job, wait_until_over
+from slurmddp.launch.find import find_any_version
+from slurmddp.run.gate import own
+from slurmddp.run.manifest import other_version
+from slurmddp.run.next_commands import next_commands
+
+
+def cancel(
+    run: Run = LAST,
+    now: Annotated[bool, typer.Option("--now", help="Cancel at once, with no time to save")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has exited")] = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Cancel a run. A bundled task saves a checkpoint first; a script of your own has some time to save, then gets
+    SIGTERM. The job is not requeued."""
+    folder = own(find_any_version(run, os.environ), to="cancel it")
+    confirm(run, folder, "cancel", yes=yes)
+    older = other_version(folder)
+    done = cancel_other_version(folder, now=now) if older else cancel_run(folder, now=now)
+    if not as_json:
+        typer.echo(done.text)
+    end = None
+    if wait:
+        end = wait_for_job(folder) if older else wait_until_over(lambda: look(folder).state).line
+    if as_json:
+        jobs = [{"job_id": str(job_id), "action": action} for job_id, action in done.jobs]
+        next_ = [] if older else next_commands(folder.id, look(folder).state.state)
+        told = {"run_id": folder.id, "jobs": jobs, "text": done.text, "end": end, "next": next_}
+        typer.echo(opt.json_text(told))
+    elif end is not None:
+        typer.echo(end)

@@ -1,0 +1,188 @@
+"""check: what a job will do, what would make it fail and what it costs, before it waits in the queue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slurmddp.commands import options as opt
+from slurmddp.commands.check import nodes
+from slurmddp.commands.check import rehearse as rehearsal
+from slurmddp.commands.check import script as scripts
+from slurmddp.commands.check.job import answer, lines
+from slurmddp.commands.check.useful_share import useful_share_lines
+from slurmddp.commands.options import Json
+from slurmddp.errors import UserError
+from slurmddp.launch.prepare import Prepared
+from slurmddp.launch.problems import driver_verdict
+from slurmddp.launch.write import write_rendered
+from slurmddp.render.per_node import node_commands
+from slurmddp.report.plan import plan_report
+from slurmddp.styled import join, labelled
+
+_NODES = "On the cluster's nodes"
+_SCRIPT = "Batch scripts that slurmddp did not write"
+_MORE = "More options"
+
+
+@opt.job_command()
+def check(
+    asked: opt.Asked,
+    as_json: Json = False,
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            "--write", metavar="DIR", help="Write the scripts, code and resolved job file to DIR, to run it by hand"
+        ),
+    ] = None,
+    partitions: Annotated[
+        bool, typer.Option("--partitions", help="Also rank the partitions by when they would start the job")
+    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings, too")] = False,
+    preflight: Annotated[
+        bool,
+        typer.Option(
+            "--preflight",
+            help="Submit a job that checks its nodes and measures their network, without training (10 minutes at most)",
+            rich_help_panel=_NODES,
+        ),
+    ] = False,
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse",
+            help="Submit the job and break it: does it survive its time limit and a crashed rank?",
+            rich_help_panel=_NODES,
+        ),
+    ] = False,
+    script: Annotated[
+        bool,
+        typer.Option(
+            "--script", help="Check FILE... as batch scripts, whatever their names are", rich_help_panel=_SCRIPT
+        ),
+    ] = False,
+    fix: Annotated[
+        bool,
+        typer.Option("--fix", help="Print the corrected script; findings go to stderr", rich_help_panel=_SCRIPT),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="With --fix: write it to a new file", rich_help_panel=_SCRIPT
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="With -o: replace FILE if it exists", rich_help_panel=_SCRIPT)
+    ] = False,
+    resume: opt.Resume = None,
+    explain: opt.Explain = None,
+    mtbf: Annotated[
+        float | None,
+        typer.Option(
+            metavar="HOURS",
+            help="Hours between failures of one node: estimate the share of the time that trains, also on more nodes",
+            rich_help_panel=_MORE,
+        ),
+    ] = None,
+    per_node: Annotated[
+        bool,
+        typer.Option(
+            "--per-node",
+            help="Print each node's torchrun command, for clusters without Slurm",
+            rich_help_panel=_MORE,
+        ),
+    ] = False,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST", help="Host name of the first node, for --per-node [default: HEAD]", rich_help_panel=_MORE
+        ),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            help="Rendezvous port, for --per-node [default: 29400]",
+            min=1024,
+            max=65535,
+            rich_help_panel=_MORE,
+        ),
+    ] = None,
+) -> None:
+    """Show what a job will do, what would make it fail, and what it costs. Submits nothing without --preflight or
+    --rehearse. Exit codes: 0 no errors, 1 errors found, 2 the job file has mistakes, or a file cannot be read."""
+    of_scripts = script or fix or scripts.is_batch_script(asked.job)
+    for value, option, met, needs in (
+        (output, "-o", fix, "--fix"),
+        (force, "--force", output, "-o"),
+        (head, "--head", per_node, "--per-node"),
+        (port, "--port", per_node, "--per-node"),
+    ):
+        if value and not met:
+            raise UserError(f"{option} needs {needs}", todo=f"add {needs}, or remove {option}")
+    modes = (
+        (write, "--write"), (preflight, "--preflight"), (rehearse, "--rehearse"), (per_node, "--per-node"),
+        (explain, "--explain"), (of_scripts, "--fix" if fix else "--script"),
+    )  # fmt: skip
+    given = [option for value, option in modes if value]
+    if len(given) > 1:
+        raise UserError(f"{given[0]} and {given[1]} cannot be combined", todo="run the command twice")
+    # --write, --per-node and --explain show a part of the job that is resumed.
+    beside = {"--mtbf": mtbf, "--partitions": partitions, "--resume": resume and not (write or per_node or explain)}
+    if given and (dropped := next((option for option, value in beside.items() if value), None)):
+        raise UserError(f"{given[0]} and {dropped} cannot be combined", todo="run the command twice")
+    if mtbf is not None and not 0 < mtbf < float("inf"):
+        raise UserError(f"--mtbf: {mtbf:g} is not a number of hours above 0")
+    if of_scripts:
+        if fix:
+            severities = scripts.fix_script(asked, output, force=force, as_json=as_json)
+        else:
+            severities = scripts.check_scripts(asked, as_json=as_json)
+    elif preflight:
+        severities = nodes.preflight(asked, as_json=as_json)
+    elif rehearse:
+        severities = rehearsal.rehearse(asked, as_json=as_json)
+    elif write or per_node or explain:
+        if as_json:
+            raise UserError(f"--json does not go with {given[0]}", todo="submit --dry-run --json has the scripts")
+        _show_part(asked.prepare(strict=False, resume=resume), write, explain, head or "HEAD", port or 29400)
+        severities = set()
+    else:
+        severities = _check_job(asked, resume, partitions=partitions, mtbf=mtbf, as_json=as_json)
+    if severities & ({"error", "warning"} if strict else {"error"}):
+        raise typer.Exit(1)
+
+
+def _show_part(prepared: Prepared, write: Path | None, explain: str | None, head: str, port: int) -> None:
+    if explain:
+        opt.show_explanation(prepared, explain)
+    elif write:
+        opt.show_notes(prepared)
+        for path in write_rendered(prepared, write, opt.say):
+            typer.echo(path)
+    else:
+        typer.echo("\n".join(node_commands(prepared.plan, head, port)))
+
+
+def _check_job(
+    asked: opt.Asked, resume: str | None, *, partitions: bool, mtbf: float | None, as_json: bool
+) -> set[str]:
+    """Print what the job will do, then what would make it fail. Return the severities. Raises UserError."""
+    prepared, refused = asked.prepare_or_refuse(resume)
+    found = answer(prepared, refused, partitions=partitions)
+    if as_json:
+        typer.echo(opt.json_text(found.as_dict()))
+    else:
+        typer.echo(plan_report(prepared.plan, prepared.resolved))
+        verdict = driver_verdict(prepared)
+        if verdict is not None and verdict.kind in ("native", "minor"):  # a rule speaks of the others
+            typer.echo(labelled("note", f"CUDA: {verdict.why}"))
+        if mtbf is not None:
+            typer.echo("\n".join(["", *useful_share_lines(prepared.plan, prepared.resolved.job.checkpoint, mtbf)]))
+        if refused is None:
+            typer.echo(join("\n", ["", *lines(found.as_dict())]))
+    if refused is not None:
+        raise refused
+    return {each.severity for each in found.findings}

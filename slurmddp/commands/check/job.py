@@ -1,0 +1,188 @@
+"""Which partitions could hold a job, and which of them would start it first."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from slurmddp.commands.check.script import total
+from slurmddp.errors import UserError
+from slurmddp.job.plan.model import Plan
+from slurmddp.launch.job_check.cluster import Cluster
+from slurmddp.launch.job_check.rule import RULES, Finding, Subject, check_job
+from slurmddp.launch.modules import module_file
+from slurmddp.launch.prepare import Prepared
+from slurmddp.program.facts import Facts
+from slurmddp.program.read import read_program
+from slurmddp.program.sentences import sentences
+from slurmddp.render.scripts import python_of_submit
+from slurmddp.report.plan import plan_facts
+from slurmddp.scripts.check.rule import SEVERITIES
+from slurmddp.styled import labelled
+from slurmddp.visible import one_line
+
+
+class Offer(NamedTuple):
+    """A partition. start: when it would start the job, the cluster's local time; refusal: why it would not."""
+
+    partition: str
+    start: str | None
+    refusal: str | None
+
+
+def offers(subject: Subject) -> list[Offer]:
+    """Return the partitions that are up, the earliest start first, then those that refuse the job.
+
+    Only the partition's name changes. Limits that the profile knows of another partition, and what it asks of that
+    one beside its name, do not: `check --partition NAME` plans the job for it.
+    """
+    plan = subject.prepared.plan
+    names = [name for name, row in (subject.cluster.partitions or {}).items() if row.get("State", "UP") == "UP"]
+    found = []
+    for name in names:
+        trial = subject.cluster.trial(_in_partition(plan, name))
+        if trial is not None:
+            found.append(Offer(name, trial.start, trial.refusal))
+    return sorted(found, key=lambda each: (each.refusal is not None, each.start or "9", each.partition))
+
+
+def _in_partition(plan: Plan, name: str) -> list[str]:
+    return [*(each for each in plan.sbatch if not each.startswith("--partition=")), f"--partition={name}"]
+
+
+def script_facts(plan: Plan) -> Facts | None:
+    """Return what the user's Python program does; None for a bundled task, a bash script, or one that is not here."""
+    program = plan.program
+    if not program.own or program.bash:
+        return None
+    roots = [path for path in (program.project or "", *program.python_path) if path.startswith("/")]
+    if program.script:
+        return read_program(program.source, roots) if os.path.isfile(program.source) else None
+    folder = program.project or plan.cwd
+    file = module_file(folder, program.module)
+    return read_program(str(file), [folder, *roots], program.module) if file else None
+
+
+def script_dict(prepared: Prepared) -> dict[str, Any] | None:
+    """Return the facts and sentences for `check`, without what the job file sets; docs/check-job.md has the keys."""
+    plan, job = prepared.plan, prepared.resolved.job
+    facts = script_facts(plan)
+    if facts is None:
+        return None
+    given = {
+        "train.resume_args": bool(job.train.resume_args),
+        "checkpoint.watch": bool(job.checkpoint.watch),
+        "train.workdir": job.train.workdir is not None,
+    }
+    # Where Slurm decides about the GPUs, the number of ranks is not known: several, then.
+    said = [
+        {"where": f"{each.place.file}:{each.place.line}" if each.place else "", "text": each.text, "todo": each.todo}
+        for each in sentences(facts, plan.nodes.world or 2, resumes=given["train.resume_args"], copied=plan.snapshot)
+    ]
+    proposed = [each._asdict() for each in facts.proposals if not given[each.key]]
+    return {**facts.as_dict(), "proposals": proposed, "sentences": said}
+
+
+_PYTHON = (
+    "a Python 3.6 or newer on each node: /usr/bin/python3, /usr/libexec/platform-python or {} "
+    "(`slurmddp check --preflight` asks the nodes)"
+)
+
+
+class Answer(NamedTuple):
+    """mistakes: why `submit` would refuse the job, whatever the rules say; elsewhere: what only a login node of the
+    cluster can tell; start: when Slurm would start the job, its local time; silent: which of Slurm's commands did not
+    answer, and why; offers: None where nobody asked for partitions; depends: on what of the nodes the job depends,
+    which no rule can see from here; script: what the user's program does, as `script_facts` says."""
+
+    plan: Plan
+    mistakes: list[str]
+    findings: list[Finding]
+    elsewhere: list[str]
+    start: str | None
+    silent: list[str]
+    offers: list[Offer] | None
+    depends: list[str]
+    script: dict[str, Any] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the answer for --json; docs/check.md lists the keys."""
+        counts = {name: sum(each.severity == name for each in self.findings) for name in SEVERITIES}
+        return {
+            "schema": 1,
+            "job": self.plan.name,
+            "plan": plan_facts(self.plan),
+            "mistakes": self.mistakes,
+            "rules": len(RULES),
+            "counts": counts,
+            "findings": [each.as_dict() for each in self.findings],
+            "start": self.start,
+            "not_checked": [*self.elsewhere, *self.silent],
+            "depends_on": self.depends,
+            "script": self.script,
+            "partitions": None if self.offers is None else [each._asdict() for each in self.offers],
+        }
+
+
+def answer(
+    prepared: Prepared, refused: UserError | None = None, *, partitions: bool = False, cluster: Cluster | None = None
+) -> Answer:
+    """Check a job by all rules, and ask Slurm when it would start. refused: its mistakes, with which no rule is run."""
+    if refused is not None:
+        return Answer(prepared.plan, [str(part) for part in refused.parts], [], [], None, [], None, [])
+    subject = Subject(prepared, cluster or Cluster(), os.environ)
+    plan = prepared.plan
+    found = check_job(subject)
+    asks = plan.scheduler == "slurm" and not plan.inside
+    trial = subject.cluster.trial(plan.sbatch) if asks else None
+    offered = offers(subject) if partitions and asks else None
+    elsewhere = [f"{error.where}: {error.what}" if error.where else error.what for error in subject.elsewhere]
+    start = trial.start if trial else None
+    depends = [_PYTHON.format(python_of_submit())] if plan.scheduler == "slurm" else []
+    script = script_dict(prepared)
+    return Answer(plan, [], found, elsewhere, start, subject.cluster.silent, offered, depends, script)
+
+
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """Yield each finding of `as_dict` as `WHERE: severity: message [rule]` with its fix, then the counts."""
+    explained: set[str] = set()
+    for each in found["findings"]:
+        where = f"{one_line(each['where'])}: " if each["where"] else ""
+        yield where + labelled(each["severity"], f"{one_line(each['message'])} [{each['rule']}]")
+        if each["rule"] not in explained:
+            explained.add(each["rule"])
+            yield f"    why: {each['reason']}"
+            yield f"    see: {each['source']}"
+        if each["fix"]:
+            yield f"    fix: {one_line(each['fix'])}"
+    if found["script"]:
+        yield from _script_lines(found["script"])
+    for offer in found["partitions"] or ():
+        when = offer["start"] or (one_line(offer["refusal"]) if offer["refusal"] else "Slurm does not say when")
+        yield f"partition {offer['partition']:<16} {when}"
+    for why in found["not_checked"]:
+        yield f"not checked: {one_line(why)}"
+    for what in found["depends_on"]:
+        yield f"not checked, the job depends on it: {one_line(what)}"
+    start = f"; Slurm would start it at {found['start']}" if found["start"] else ""
+    yield f"job {found['job']}, {found['rules']} rules: {total(found['counts'])}{start}"
+
+
+def _script_lines(script: dict[str, Any]) -> Iterator[str]:
+    """Yield what the user's program does not do, what is proposed for the job file, and what is not known."""
+    name = one_line(script["script"].rpartition("/")[2])
+    for each in script["sentences"]:
+        yield f"{one_line(each['where']) or name}: " + labelled("note", f"the script {one_line(each['text'])}")
+        if each["todo"]:
+            yield f"    fix: {each['todo']}"
+    for each in script["proposals"]:
+        value = json.dumps(each["value"])
+        yield f"{name}: " + labelled("note", f"proposed for the job file: {each['key']}: {one_line(value)}")
+        yield f"    why: {one_line(each['why'])}"
+    for each in script["not_read"]:
+        yield f"not read: {one_line(each['name'])}: {one_line(each['why'])}"
+    unknown = [fact for fact, answer in script["facts"].items() if answer["answer"] == "cannot tell"]
+    if unknown:
+        yield f"{name}: cannot tell from its text: {', '.join(unknown)}"

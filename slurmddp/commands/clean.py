@@ -1,0 +1,402 @@
+"""clean: what runs and images take on disk, and removing it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from slurmddp.alerts import secrets
+from slurmddp.commands import options as opt
+from slurmddp.commands.checkpoint import checked
+from slurmddp.commands.image import removal_dict, removal_text
+from slurmddp.commands.options import Json
+from slurmddp.commands.runs import age_text, checked_states, moment
+from slurmddp.errors import UserError
+from slurmddp.images.inventory import held, removable, remove
+from slurmddp.launch.find import find_run, known_roots, known_runs
+from slurmddp.launch.image import used_images
+from slurmddp.run import index, manifest, pruning
+from slurmddp.run.checkpoints import Stored
+from slurmddp.run.evidence import evidence_of
+from slurmddp.run.gate import own, stranger
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.pruning import Removal, Skipped
+from slurmddp.run.state import RunState, judge
+from slurmddp.run.unanswered import ask_about
+from slurmddp.run.usage import Usage, changed, usage
+from slurmddp.shared.units import human
+from slurmddp.styled import labelled
+from slurmddp.visible import one_line
+
+
+def biggest_first(found: Iterable[Usage]) -> list[Usage]:
+    """Return them in the order in which they are listed."""
+    return sorted(found, key=lambda item: (-item.bytes, item.folder.id))
+
+
+def as_dict(item: Usage) -> dict[str, Any]:
+    """Return what a run takes, for --json. The keys are stable."""
+    return {
+        "run_id": item.folder.id,
+        "run_folder": str(item.folder.path),
+        "bytes": item.bytes,
+        "files": item.files,
+        "checkpoints": item.checkpoints,
+        "logs": item.logs,
+        "changed": round(item.changed, 3),
+    }
+
+
+def table(found: Sequence[Usage]) -> str:
+    """Return one line per run, and one for all. AGE: since the run last wrote anything."""
+    if not found:
+        return "no runs"
+    now = time.time()
+    rows: list[tuple[str, ...]] = [("RUN", "SIZE", "CHECKPOINTS", "LOGS", "FILES", "AGE")]
+    for item in found:
+        sizes = map(human, (item.bytes, item.checkpoints, item.logs))
+        rows.append((one_line(item.folder.id), *sizes, str(item.files), age_text(now - item.changed)))
+    if len(found) > 1:
+        sums = (
+            sum(sizes) for sizes in zip(*((item.bytes, item.checkpoints, item.logs) for item in found), strict=True)
+        )
+        rows.append((f"{len(found)} runs", *map(human, sums), str(sum(item.files for item in found)), ""))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows
+    )
+
+
+def clean_lines(planned: Sequence[Removal], skipped: Sequence[Skipped]) -> list[str]:
+    """Return all that is to be removed and its size, after the runs that stay."""
+    lines = [one_line(f"stays   {item.folder.id}: {item.why}") for item in skipped]
+    for item in planned:
+        about = f"{item.state.state}, {age_text(time.time() - item.usage.changed)} old"
+        if item.pruning is None:
+            lines.append(
+                one_line(f"remove  {item.folder.path} ({about}, {item.usage.files} files): {human(item.bytes)}")
+            )
+        for each in item.pruning.going if item.pruning else ():
+            lines.append(one_line(f"remove  {each.path} ({about}): {human(each.bytes)}"))
+    return [*lines, _total(planned) if planned else "nothing to remove"]
+
+
+def removed_line(gone: Sequence[Removal]) -> str:
+    """Return the line at the end: how much was removed."""
+    return f"removed: {_total(gone)}"
+
+
+def _total(found: Sequence[Removal]) -> str:
+    pruned = sum(len(item.pruning.going) for item in found if item.pruning)
+    what = f"{len(found)} run{'s' * (len(found) != 1)}"
+    if pruned:
+        what = f"{pruned} checkpoint{'s' * (pruned != 1)} of {what}"
+    return f"{what}, {human(sum(item.bytes for item in found))}"
+
+
+def clean_dict(found: Sequence[Removal], skipped: Sequence[Skipped], *, done: bool) -> dict[str, Any]:
+    """Return what was, or with done=False would be, removed, for --json. The keys are stable. checkpoints: null where
+    the whole run folder is meant."""
+    return {
+        "removed": [
+            {
+                "run_id": item.folder.id,
+                "run_folder": str(item.folder.path),
+                "state": item.state.state,
+                "bytes": item.bytes,
+                "checkpoints": [str(each.path) for each in item.pruning.going] if item.pruning else None,
+            }
+            for item in found
+        ],
+        "kept": [{"run_id": item.folder.id, "why": item.why} for item in skipped],
+        "bytes": sum(item.bytes for item in found),
+        "done": done,
+    }
+
+
+#: A run whose scheduler does not know it, here, may be training on another cluster or machine that shares the folder:
+#: it counts as active until nothing was written for so many seconds.
+_QUIET = 86400.0
+
+
+class Wanted(NamedTuple):
+    """Which runs: named ones, else all known. before: only those that wrote nothing since (unix seconds); states: only
+    those; keep: remove only checkpoints, and keep so many good ones of each run."""
+
+    named: Sequence[RunFolder]
+    before: float | None
+    states: Collection[str]
+    keep: int | None
+
+
+def plan(
+    wanted: Wanted, environment: Mapping[str, str], checked: Callable[[Stored], Stored], say: Callable[[str], None]
+) -> tuple[list[Removal], list[Skipped]]:
+    """Return what to remove, newest run first, and which of the runs stay. `checked` verifies a checkpoint.
+
+    Raises UserError for a named run that must stay.
+    """
+    chosen, skipped = select(wanted, environment, say)
+    found = []
+    for folder, state in chosen:
+        measured = usage(folder, lambda error: say(labelled("warning", f"{error.filename}: {error.strerror}")))
+        if wanted.keep is None:
+            found.append(Removal(measured, state))
+            continue
+        try:
+            planned = pruning.plan(folder, keep=wanted.keep, keep_every=None, checked=checked)
+        except UserError as error:
+            skipped.append(Skipped(folder, error.what))
+        else:
+            found += [Removal(measured, state, planned)] if planned.going else []
+    return found, skipped
+
+
+def select(
+    wanted: Wanted, environment: Mapping[str, str], say: Callable[[str], None]
+) -> tuple[list[tuple[RunFolder, RunState]], list[Skipped]]:
+    """Return the runs to work on, newest first, each with its state, and those that must stay.
+
+    Raises UserError for a named run that must stay.
+    """
+    known = _known(wanted.named, environment)
+    names = {_key(folder) for folder in wanted.named}
+    folders = [folder for folder in known if not names or _key(folder) in names]
+    continued = _continued(known)
+    chosen: list[tuple[RunFolder, RunState]] = []
+    skipped: list[Skipped] = []
+    gone: set[str] = set()  # run folders that this removes
+    for folder, state in _states(folders, say):
+        if not _matches(folder, state, wanted):
+            continue
+        newer = [each for each in continued.get(_key(folder), ()) if _key(each) not in gone]
+        if why := _why_not(folder, state, newer):
+            skipped.append(Skipped(folder, why))
+            continue
+        chosen.append((folder, state))
+        if wanted.keep is None:
+            gone.add(_key(folder))
+    if wanted.named and skipped:
+        folder, why = skipped[0]
+        raise UserError(f"run {folder.id} must stay: {why}", where=str(folder.path), todo="remove it from the list")
+    return chosen, skipped
+
+
+def carry_out(
+    planned: Sequence[Removal], wanted: Wanted, environment: Mapping[str, str], say: Callable[[str], None]
+) -> Iterator[tuple[Removal, OSError | None]]:
+    """Remove what was planned, and yield each run as soon as it is gone, or with the error that kept it.
+
+    Runs are looked at once more before: one may have been requeued, or resumed from, while the user read the list.
+    """
+    still = {_key(folder) for folder, _ in select(wanted, environment, say)[0]}
+    for removal in planned:
+        if _key(removal.folder) not in still:
+            say(labelled("warning", f"run {removal.folder.id} has changed: it stays"))
+            continue
+        try:
+            run = own(removal.folder, to="clean it")
+            if removal.pruning is None:
+                run.remove_all()
+                secrets.forget(removal.folder.id, environment)
+            else:
+                for _ in pruning.prune(run, removal.pruning):
+                    pass
+        except OSError as error:
+            yield removal, error
+        else:
+            yield removal, None
+
+
+def _known(named: Sequence[RunFolder], environment: Mapping[str, str]) -> list[RunFolder]:
+    """All runs, newest first; also those that the index lacks: they may resume from one that is to go."""
+    entries = index.entries()
+    parents = {folder.path.parent for folder in (*named, *(entry.folder for entry in entries))}
+    found = {entry.id: entry for entry in (*entries, *index.rebuild(parents or known_roots(environment)))}
+    newest_first = sorted(found.values(), key=lambda entry: (entry.when, entry.id), reverse=True)
+    known = {_key(folder): folder for folder in (*(entry.folder for entry in newest_first), *named)}
+    return list(known.values())
+
+
+def _key(folder: RunFolder) -> str:
+    """Return a folder's name however it was spelled; a link is not what it leads to."""
+    return os.path.join(os.path.realpath(folder.path.parent), folder.path.name)
+
+
+def _continued(known: Sequence[RunFolder]) -> dict[str, list[RunFolder]]:
+    """Return by run the newer runs that resume from it."""
+    by_id = {folder.id: folder for folder in known}
+    found: dict[str, list[RunFolder]] = {}
+    for folder in known:
+        try:
+            earlier = manifest.read(folder)["resumed_from"]
+        except (UserError, KeyError):
+            continue
+        for text in earlier if isinstance(earlier, list) else ():
+            before = by_id.get(str(text)) or RunFolder(folder.path / str(text))
+            found.setdefault(_key(before), []).append(folder)
+    return found
+
+
+def _states(folders: Sequence[RunFolder], say: Callable[[str], None]) -> Iterator[tuple[RunFolder, RunState]]:
+    """Yield the state of each run; the schedulers are asked once for all."""
+    asked = ask_about(evidence_of(folders, say), say)
+    for folder, facts in asked.runs:
+        answered = asked.answered(facts)
+        states = [judge(asked.views.get(job_id), facts, answered=answered) for job_id in facts.job_ids] or [
+            judge(None, facts, answered=answered)
+        ]
+        yield folder, next((state for state in states if state.going), states[-1])
+
+
+def _matches(folder: RunFolder, state: RunState, wanted: Wanted) -> bool:
+    """Return whether a run is asked for. One that may be active is, where it is named or its state is."""
+    if wanted.states and state.state not in wanted.states:
+        return False
+    if not wanted.states and not wanted.named and (state.going or state.state == "lost"):
+        return False
+    return wanted.before is None or changed(folder) < wanted.before
+
+
+def _why_not(folder: RunFolder, state: RunState, newer: Sequence[RunFolder]) -> str | None:
+    """Return why a run must stay; None if it may go. newer: runs that resume from it and stay."""
+    if folder.path.is_symlink():
+        return "its folder is a link"
+    if folder.checkpoints.is_symlink():
+        return "its checkpoints are behind a link: remove the link first"
+    if why := stranger(folder):
+        return f"it {why}"
+    if state.going:
+        return f"it is still {state.state}"
+    if state.state in ("lost", "not submitted") and time.time() - changed(folder) < _QUIET:
+        return f"it is {state.state}, and wrote files in the last 24 hours: it may still run on another machine"
+    if newer:
+        return f"the newer run {newer[0].id} resumes from it"
+    return None
+
+
+Runs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RUN", help="Run ids, job ids, run folders, or last  [default: all]", autocompletion=opt.run_names
+    ),
+]
+
+
+def _folders(runs: list[str] | None) -> list[RunFolder]:
+    return [find_run(text, os.environ) for text in runs or ()]
+
+
+def clean(
+    runs: Runs = None,
+    older_than: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only runs that wrote nothing since: 12h, 30d, 8w or 2026-11-30")
+    ] = None,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STATE", help="Only runs in this state; may be repeated", autocompletion=opt.run_states),
+    ] = None,
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Remove only checkpoints; keep the N newest good ones of each run. With --images: keep the N newest "
+            "of each recipe  [default: 1]",
+        ),
+    ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Remove old images that none of your runs uses, in place of runs"),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
+    as_json: Json = False,
+) -> None:
+    """List the disk space of your runs, the largest first. With RUN or an option: remove run folders, old checkpoints
+    or old images, after it has shown them and asked. Active runs stay, and runs that a newer run resumes from."""
+    if images is not None:
+        if runs or older_than or state:
+            raise UserError("--images cannot be combined with runs", todo="run the command twice")
+        _clean_images(images, 1 if keep is None else keep, yes=yes, as_json=as_json)
+    elif runs or older_than or state:
+        if keep == 0:
+            raise UserError("--keep 0 would remove the newest checkpoint", todo="name the runs without --keep")
+        before = moment("--older-than", older_than).timestamp() if older_than else None
+        _clean_runs(Wanted(_folders(runs), before, checked_states(state or ()), keep), yes=yes, as_json=as_json)
+    elif yes or keep is not None:
+        raise UserError("name runs to clean, or choose them", todo="for example --older-than 30d, or --state failed")
+    else:
+        _show_usage(as_json=as_json)
+
+
+def _show_usage(*, as_json: bool) -> None:
+    found = biggest_first(
+        usage(entry.folder, lambda error: opt.say(labelled("warning", f"{error.filename}: {error.strerror}")))
+        for entry in known_runs(os.environ)
+    )
+    typer.echo(opt.json_text([as_dict(item) for item in found]) if as_json else table(found))
+    if found and not as_json:
+        opt.say("to remove some: slurmddp clean RUN, --older-than 30d or --state failed; it asks first")
+
+
+def _may_remove(*, yes: bool) -> None:
+    """Ask. Raises UserError where nobody can be asked, and typer.Abort for a no."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UserError(
+            "nothing was removed: slurmddp cannot ask you without a terminal", todo="add --yes to remove all of this"
+        )
+    typer.confirm("Remove all of this?", abort=True, err=True)
+
+
+def _clean_runs(wanted: Wanted, *, yes: bool, as_json: bool) -> None:
+    planned, skipped = plan(wanted, os.environ, lambda item: checked(item, opt.say), opt.say)
+    if not as_json:
+        typer.echo("\n".join(clean_lines(planned, skipped)))
+    elif planned and not yes and not sys.stdin.isatty():
+        typer.echo(opt.json_text(clean_dict(planned, skipped, done=False)))
+    if planned:
+        _may_remove(yes=yes)
+    gone = []
+    failed = False
+    for removal, error in carry_out(planned, wanted, os.environ, opt.say):
+        if error is None:
+            gone.append(removal)
+        else:
+            failed = True
+            opt.say(labelled("error", f"run {removal.folder.id} stays: {error.filename}: {error.strerror}"))
+    if as_json:
+        typer.echo(opt.json_text(clean_dict(gone, skipped, done=True)))
+    elif planned:
+        typer.echo(removed_line(gone))
+    raise typer.Exit(int(failed))
+
+
+def _clean_images(folder: Path, keep: int, *, yes: bool, as_json: bool) -> None:
+    with held(folder) as opened:
+        found = removable(opened, keep, used_images())
+    if not as_json:
+        typer.echo(removal_text(found, done=False))
+    elif found and not yes and not sys.stdin.isatty():
+        typer.echo(opt.json_text(removal_dict(found, done=False)))
+    if found:
+        _may_remove(yes=yes)
+    shown = {item.paths[0].name for item in found}
+    with held(folder) as opened:  # once more: a run may have taken one while the user read the list
+        gone = [item for item in removable(opened, keep, used_images()) if item.paths[0].name in shown]
+        for path in (path for item in gone for path in item.paths):
+            try:
+                remove(path)
+            except OSError as error:
+                raise UserError(f"cannot remove {path.name}: {error.strerror}", where=str(folder)) from None
+    if as_json:
+        typer.echo(opt.json_text(removal_dict(gone, done=True)))
+    elif found:
+        typer.echo(removal_text(gone, done=True))

@@ -1,0 +1,52 @@
+"""submit, resume, rerun, run, init, import: from a job to its scripts and its run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slurmddp.commands import options as opt
+from slurmddp.commands.init import say_site
+from slurmddp.commands.new_file import write_new
+from slurmddp.commands.options import Json
+from slurmddp.commands.terminal import write_exactly
+from slurmddp.scripts.imports.write import import_script
+
+
+def import_(
+    script: Annotated[Path, typer.Argument(metavar="FILE.sbatch", help="Batch script that slurmddp did not write")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="JOB.yaml", help="File to write; default: stdout")
+    ] = None,
+    site: opt.Site = None,
+    as_json: Json = False,
+) -> None:
+    """Write the job file of a batch script. Comments in it list what was not imported. Exit codes: 0 the job file
+    starts what the script starts, 1 something is missing in it, 2 slurmddp cannot run what is in the file."""
+    found = import_script(script, site, str(output or "job.yaml"))
+    if output:
+        write_new(output, found.text)
+    if as_json:
+        told = {"file": output and str(output), "job": found.text, "valid": found.valid, "not_imported": found.lost}
+        typer.echo(opt.json_text({**told, "comments": found.left, "problems": [str(each) for each in found.problems]}))
+    elif output:
+        typer.echo(output)
+    else:
+        write_exactly(found.text.encode("utf-8", errors="replace"))
+    say_site(found.made, "import")
+    if found.left:
+        count = f"{found.left} line or option is" if found.left == 1 else f"{found.left} lines or options are"
+        opt.say(f"skipped {count} not imported: comments at the top of the job file list them with the reasons")
+    for line in found.lost:
+        opt.say(f"not imported: {line}")
+    for problem in found.problems:
+        opt.say(f"{'to do  ' if found.valid else 'missing'} {problem}")
+    if found.valid and found.problems:
+        opt.say("The job file is valid, but `submit` rejects it until you do this in the shell that submits.")
+    opt.say(f"next    slurmddp check {output or 'job.yaml'}")
+    if found.lost:
+        opt.say("The job file starts another job than the script: do these lines by hand before you submit it.")
+    if found.lost or not found.valid:
+        raise typer.Exit(1)

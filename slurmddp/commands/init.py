@@ -1,0 +1,308 @@
+"""What `slurmddp init` finds in a folder: training scripts, images, Python environments with torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from slurmddp.commands import options as opt
+from slurmddp.commands.new_file import write_new
+from slurmddp.commands.options import Json
+from slurmddp.errors import ExternalError, UserError
+from slurmddp.images.sif import is_sif
+from slurmddp.job.expand import unexpand
+from slurmddp.job.site import Site
+from slurmddp.launch.prepare import job_name
+from slurmddp.launch.python_environment import Environment, environments_here
+from slurmddp.launch.schemas import schema_file, schema_path
+from slurmddp.launch.this_machine import count_gpus
+from slurmddp.render.engine import render
+from slurmddp.sites.catalogue import Catalogue
+from slurmddp.sites.draft.choose import Made, address, choose_site
+from slurmddp.sites.draft.live import look
+from slurmddp.sites.draft.write import Target
+from slurmddp.styled import labelled
+
+#: Python files that are read, and bytes of each: a folder may be a home.
+_FILES, _BYTES = 300, 256 * 1024
+_NOT_TRAINING = re.compile(r"test_.*|.*_test|conftest|setup|__init__|.*config.*")
+_LIBRARY = re.compile(
+    r"^\s*(?:import|from)\s+(?:torch|lightning|pytorch_lightning|accelerate|transformers)\b", re.MULTILINE
+)
+#: What a script has that trains, and a module of it may lack.
+_TRAINS = (
+    re.compile(r"\.backward\(|\bTrainer\(|\.fit\("),
+    re.compile(
+        r"init_process_group|DistributedDataParallel|fully_shard|FullyShardedDataParallel|Accelerator\(|Fabric\("
+    ),
+    re.compile(r"__name__\s*==\s*['\"]__main__['\"]"),
+)
+
+
+def training_scripts(folder: Path) -> list[str]:
+    """Return the scripts in this folder and those in it that train with torch, relative, the likeliest first."""
+    scores = {path: _score(folder / path) for path in _python_files(folder)}
+    found = [path for path, score in scores.items() if score > 1]
+    return sorted(found, key=lambda path: (-scores[path], "train" not in Path(path).stem, path.count(os.sep), path))
+
+
+def _python_files(folder: Path) -> Iterator[str]:
+    seen = 0
+    for pattern in ("*.py", "[!.]*/*.py"):
+        for path in sorted(folder.glob(pattern)):
+            if seen == _FILES:
+                return
+            if not _NOT_TRAINING.fullmatch(path.stem) and path.parent.name not in ("tests", "test"):
+                seen += 1
+                yield str(path.relative_to(folder))
+
+
+def _score(path: Path) -> int:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            text = file.read(_BYTES)
+    except OSError:
+        return 0
+    return sum(bool(pattern.search(text)) for pattern in (_LIBRARY, *_TRAINS)) if _LIBRARY.search(text) else 0
+
+
+def images(folder: Path) -> list[str]:
+    """Return the SIF images in this folder and in images/, relative, the newest first."""
+    found: list[tuple[float, str]] = []
+    for path in (*folder.glob("*.sif"), *folder.glob("images/*.sif")):
+        try:
+            if is_sif(path):
+                found.append((path.stat().st_mtime, str(path.relative_to(folder))))
+        except OSError:
+            continue  # nobody can use it
+    return [name for _, name in sorted(found, reverse=True)]
+
+
+def environments(folder: Path, environment: Mapping[str, str]) -> list[Environment]:
+    """Return the environments with torch: the active ones, then .venv and venv of this folder (uv makes the first)."""
+    return environments_here([folder / ".venv", folder / "venv"], environment)
+
+
+TASKS = ("lm", "images")
+#: What runs a SIF image.
+RUNTIMES = ("apptainer", "singularity")
+#: Shows a question with the answers to choose from (none: free text), the default first; returns the answer.
+Ask = Callable[[str, Sequence[str]], str]
+
+
+class Choices(NamedTuple):
+    """What a new job file was made with. image, environment: what the ranks run in; both None: nothing was found."""
+
+    script: str | None
+    image: str | None
+    environment: Environment | None
+    nodes: str = "1"
+    account: str | None = None
+
+
+class Written(NamedTuple):
+    """A new job file. notes: what was found and not taken. needs_image: an image must be built first."""
+
+    file: str
+    made: Made
+    choices: Choices
+    notes: tuple[str, ...]
+    needs_image: bool
+
+    @property
+    def next(self) -> list[str]:
+        """Return the next commands."""
+        file = shlex.quote(self.file)
+        build = [f"slurmddp build-image --job {file}"] if self.needs_image else []
+        return [*build, f"slurmddp check {file}", f"slurmddp submit {file}"]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for --json."""
+        found = self.choices
+        software = {"image": found.image, "environment": found.environment and str(found.environment.folder)}
+        rest = {"nodes": found.nodes, "account": found.account, "notes": list(self.notes), "next": self.next}
+        return {"file": self.file, **self.made._asdict(), "script": found.script, **software, **rest}
+
+
+def write_job_file(
+    path: Path, site: str | None, task: str | None, script: str | None, ask: Ask | None = None
+) -> Written:
+    """Write the file. ask: of the user, at most three times; None: the likeliest is taken.
+
+    Raises UserError; an existing file is never touched.
+    """
+    _refuse(path, task, script)
+    made, notes = _site(site)
+    profile, layer = Catalogue(os.environ).load(made.site)
+    choices = _choose(profile, layer.tree, task, script, ask, notes)
+    container = layer.tree.get("container") or {}
+    in_container = container.get("runtime", "apptainer") != "none"
+    write_new(path, _text(path, made.site, profile, layer.tree, task, choices))
+    schema_file("job")
+    needs = in_container and not (choices.image or choices.environment or container.get("image"))
+    return Written(str(path), made, choices, tuple(notes), needs)
+
+
+def _refuse(path: Path, task: str | None, script: str | None) -> None:
+    if path.suffix not in (".yaml", ".yml"):
+        raise UserError(f"{path} does not end in .yaml", todo=f"slurmddp init {path.with_suffix('.yaml')}")
+    if not str(path).isprintable():
+        raise UserError(
+            f"{str(path)!r} cannot be the name of a job file", todo="remove the characters that cannot be printed"
+        )
+    if task is not None and script is not None:
+        raise UserError("--task and --script cannot be combined", todo="remove one")
+    if task is not None and task not in TASKS:
+        raise UserError(f"unknown task {task!r}", where="--task", todo=f"use one of {', '.join(TASKS)}, or --script")
+    if os.path.lexists(path):  # before a profile is drafted, or a question is asked
+        raise UserError(f"{path} exists", todo="choose another name, or remove that file")
+
+
+def _site(option: str | None) -> tuple[Made, list[str]]:
+    """Choose the site; where no profile fits a cluster, draft one. Returns notes, too."""
+    made = choose_site(Catalogue(os.environ), os.environ, option)
+    if not made.guessed or made.site != "generic":
+        return made, []
+    target = Target(None, False, os.environ)
+    try:
+        live = look([], os.environ)
+        target.path(live)  # refuses to replace one
+        _, path = target.write(live, [])
+    except (UserError, ExternalError, OSError) as error:
+        return made, [f"no site profile was drafted: {str(error).splitlines()[0]}"]
+    if path is None:
+        return made, []
+    return Made(path.stem, f"drafted from what Slurm says: {path}"), target.notes(path)
+
+
+def _choose(
+    profile: Site, layer: Mapping[str, Any], task: str | None, script: str | None, ask: Ask | None, notes: list[str]
+) -> Choices:
+    """Find what the ranks run and what they run it in, and ask where there is a choice."""
+    here = Path()
+
+    def one_of(question: str, found: list[str], kind: str) -> str | None:
+        if len(found) > 1 and ask:
+            return ask(question, found)
+        if len(found) > 1:
+            notes.append(f"other {kind}: {', '.join(found[1:6])}{', ...' * (len(found) > 6)}")
+        return found[0] if found else None
+
+    if script is None and task is None:
+        script = one_of("Which script trains?", training_scripts(here), "training scripts")
+    container = layer.get("container") or {}
+    listed = images(here) if container.get("runtime", "apptainer") in RUNTIMES else []
+    own = {f"{each.kind} {each.folder}": each for each in _environments(profile, here)}
+    software = one_of("What do the ranks run in?", [*listed, *own], "images and environments")
+    choices = Choices(script, software if software in listed else None, own.get(software or ""))
+    if ask is None or profile.scheduler == "local":
+        return choices
+    if "resources.account" in profile.required and not (layer.get("resources") or {}).get("account"):
+        return choices._replace(account=ask("Which Slurm account pays?", ()) or None)
+    return choices._replace(nodes=ask("How many nodes?", ("1",)))
+
+
+def _environments(profile: Site, folder: Path) -> list[Environment]:
+    """On this machine, slurmddp's own environment is taken anyway."""
+    found = environments(folder, os.environ)
+    own = os.path.realpath(sys.prefix) if profile.scheduler == "local" else None
+    return [each for each in found if os.path.realpath(each.folder) != own]
+
+
+def _text(path: Path, site: str, profile: Site, layer: Mapping[str, Any], task: str | None, choices: Choices) -> str:
+    known = layer.get("resources") or {}
+    container = layer.get("container") or {}
+    asks = [key.removeprefix("resources.") for key in profile.required if key.startswith("resources.")]
+    here = profile.scheduler == "local" and count_gpus(os.environ) > 0
+    partition = known.get("partition")
+    others = [name for name in profile.partitions if name != partition]
+    gpus = profile.partitions[partition].gpus_per_node if partition in profile.partitions else None
+    script, environment = choices.script, choices.environment
+    return render(
+        "job.yaml.j2",
+        name=job_name(path),
+        file=shlex.quote(str(path)),
+        schema=address(schema_path("job")),
+        site=site,
+        title=profile.title,
+        nodes=choices.nodes,
+        account=choices.account,
+        partition=partition if partition in profile.partitions else None,
+        partitions=", ".join(others[:6]) + ", ..." * (len(others) > 6),
+        gpus=known.get("gpus_per_node") or gpus,
+        script=None if script is None else unexpand(script),
+        task=None if script else (task or "lm"),
+        standard_library=unexpand(sysconfig.get_path("stdlib")),
+        asks=[key for key in asks if key not in known and not (key == "account" and choices.account)],
+        recipe={"nvidia": "ngc-pytorch", "none": "cpu-debian"}.get(profile.gpu_vendor),
+        has_gpus=here or profile.gpu_vendor != "none",
+        knows_gpus=here or _knows_gpus(profile) or "gpus_per_node" in known,
+        knows_partitions=bool(profile.partitions),
+        in_container=container.get("runtime", "apptainer") != "none",
+        environment=environment,
+        setup=[unexpand(line) for line in environment.lines] if environment else [],
+        image=None if choices.image is None else unexpand(choices.image),
+        site_image=container.get("image"),
+        slurm=profile.scheduler == "slurm",
+    )
+
+
+def _knows_gpus(profile: Site) -> bool:
+    """Return whether the profile knows the GPUs per node of any partition."""
+    return any(partition.gpus_per_node is not None for partition in profile.partitions.values())
+
+
+def init(
+    path: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="File to write; it must not exist yet")] = Path(
+        "job.yaml"
+    ),
+    site: opt.Site = None,
+    script: Annotated[str | None, typer.Option(metavar="FILE", help="Train your own script")] = None,
+    task: Annotated[str | None, typer.Option(metavar="lm|images", help="Train a bundled task")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: take the likeliest of what was found")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a commented job file from what is found here: the cluster, its partitions and GPUs, your training script,
+    an image or the active Python environment. Asks at most three questions, on a terminal only. If no site profile
+    fits the cluster, one is drafted (site init)."""
+    asks = not yes and not as_json and sys.stdin.isatty() and sys.stderr.isatty()
+    written = write_job_file(path, site, task, script, _ask if asks else None)
+    typer.echo(opt.json_text(written.as_dict()) if as_json else path)
+    found = written.choices
+    say_site(written.made, "init")
+    for name, value in (
+        ("script", found.script),
+        ("image", found.image),
+        ("python", found.environment and f"{found.environment.folder} ({found.environment.source})"),
+    ):
+        if value:
+            opt.say(f"{name:<8}{value}")
+    for note in written.notes:
+        opt.say(labelled("note", note))
+    opt.say(f"next    {written.next[0]}")
+
+
+def _ask(question: str, answers: Sequence[str]) -> str:
+    """Ask on the terminal; Enter takes the first answer."""
+    if len(answers) < 2:
+        return str(typer.prompt(question, default=answers[0] if answers else "", err=True)).strip()
+    for number, answer in enumerate(answers, 1):
+        opt.say(f"  {number}  {answer}")
+    while True:
+        choice: int = typer.prompt(question, default=1, type=int, err=True)
+        if 1 <= choice <= len(answers):
+            return str(answers[choice - 1])
+
+
+def say_site(made: Made, command: str) -> None:
+    opt.say(f"site    {made.site} ({made.why})")
+    if made.guessed:
+        opt.say(f"`slurmddp site` lists all sites; `slurmddp {command} --site NAME` selects another one")

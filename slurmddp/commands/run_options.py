@@ -1,0 +1,41 @@
+"""The RUN of a command line."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from slurmddp.commands import options as opt
+from slurmddp.errors import UserError
+from slurmddp.run import index
+from slurmddp.run.layout import RunFolder
+
+Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="Run id (or its first characters), job id, run folder, or last (of this folder)",
+        autocompletion=opt.run_names,
+    ),
+]
+#: Which run is meant where none is named.
+LAST = "last"
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask if `last` is a run of another folder")]
+
+
+def confirm(run: str, folder: RunFolder, action: str, *, yes: bool) -> None:
+    """Name the run before something is done to it; ask if `last` means one that was not submitted from this folder.
+
+    Raises UserError where nobody can be asked, or the answer is no.
+    """
+    opt.say(f"run     {folder.id}\nfolder  {folder.path}")
+    if run != LAST or yes or index.is_here(folder):
+        return
+    todo = f"slurmddp {action} {folder.id}, or add --yes"
+    what = f"the last run was submitted from another folder: {folder.id}"
+    if not sys.stdin.isatty():
+        raise UserError(what, where="last", todo=todo)
+    if not typer.confirm(f"It was submitted from another folder: {action} it?", err=True):
+        raise UserError(f"nothing was done: {what}", todo=todo)

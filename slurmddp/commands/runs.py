@@ -1,0 +1,227 @@
+"""runs: the list of runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from slurmddp.commands import options as opt
+from slurmddp.commands.alert import send_waiting
+from slurmddp.commands.options import Json
+from slurmddp.errors import UserError
+from slurmddp.launch.find import known_roots, known_runs
+from slurmddp.launch.requeue_hold import release_hold
+from slurmddp.report.progress import span, waits_text
+from slurmddp.report.status import RunStatus, status_of, styled_state
+from slurmddp.run import index, manifest, sweeps
+from slurmddp.run.evidence import evidence_of
+from slurmddp.run.index import Entry
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.state import EXIT_CODES, RunState
+from slurmddp.run.summaries import Summaries
+from slurmddp.run.sweeps import Sweep
+from slurmddp.run.unanswered import ask_about
+from slurmddp.sites.catalogue import Catalogue
+from slurmddp.styled import columns, join
+from slurmddp.visible import one_line
+
+
+class Row(NamedTuple):
+    """A run of the list. told: what --json says of it; status: None where a summary of the run was at hand."""
+
+    folder: RunFolder
+    told: dict[str, Any]
+    status: RunStatus | None = None
+
+
+class Wanted(NamedTuple):
+    """Which runs to list: the newest `limit` of those that pass; empty and None pass everything."""
+
+    limit: int
+    states: frozenset[str] = frozenset()
+    site: str | None = None
+    since: datetime | None = None
+    sweep: Path | None = None
+
+    @classmethod
+    def asked(
+        cls, limit: int, states: Iterable[str], site: str | None, since: str | None, sweep: Path | None = None
+    ) -> Wanted:
+        """Read the options of the command. Raises UserError."""
+        return cls(limit, checked_states(states), site, None if since is None else moment("--since", since), sweep)
+
+    def entries(self, known: Iterable[Entry]) -> list[Entry]:
+        """Return the entries that may be listed, the newest first; the states of all are not known yet."""
+        passed = (
+            entry
+            for entry in known
+            if self.site in (None, entry.site)
+            and (self.since is None or entry.when >= self.since)
+            and self.sweep in (None, entry.folder.path.parent)
+        )
+        return list(passed if self.states else islice(passed, self.limit))
+
+
+def checked_states(states: Iterable[str]) -> frozenset[str]:
+    """Return the values of --state. Raises UserError for one that no run can have."""
+    found = frozenset(states)
+    if unknown := sorted(found - set(EXIT_CODES)):
+        raise UserError(f"--state {unknown[0]!r} is not a state", todo=f"states: {', '.join(EXIT_CODES)}")
+    return found
+
+
+def moment(option: str, text: str) -> datetime:
+    """Return the time that `12h`, `7d` or a date means, the value of an option. Raises UserError."""
+    if (found := re.fullmatch(r"([0-9]{1,5})([mhdw])", text)) is not None:
+        unit = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}[found[2]]
+        return datetime.now().astimezone() - timedelta(**{unit: int(found[1])})
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise UserError(
+            f"{option} {text!r} is not a time", todo="write 30m, 12h, 7d, 2w, or a date: 2026-11-30"
+        ) from None
+
+
+def list_runs(wanted: Wanted, roots: Callable[[], Iterable[Path]], say: Callable[[str], None]) -> list[Row]:
+    """Return runs, oldest first. roots: where to look when the index is empty.
+
+    Raises UserError for a site that neither a run nor a profile has.
+    """
+    known = index.entries() or index.rebuild(roots())
+    if wanted.site and not any(entry.site == wanted.site for entry in known):
+        wanted = wanted._replace(site=Catalogue(os.environ).load(wanted.site)[0].name)  # a site file, or a mistake
+    rows = rows_of(wanted.entries(known), say)
+    passed = [row for row in rows if not wanted.states or row.told["state"] in wanted.states]
+    return passed[: wanted.limit][::-1]
+
+
+def rows_of(entries: Sequence[Entry], say: Callable[[str], None]) -> list[Row]:
+    """Return these runs, asking each scheduler once for all that are not over.
+
+    Runs that are over are not read again: see `Summaries`.
+    """
+    summaries = Summaries()
+    told = {entry.path: found for entry in entries if (found := summaries.of(entry.folder)) is not None}
+    fresh = _statuses([entry.folder for entry in entries if entry.path not in told], say)
+    for path, status in fresh.items():
+        told[str(path)] = status.as_dict()
+        summaries.keep(status.folder, status.state, told[str(path)])
+    summaries.save()
+    return [
+        Row(entry.folder, {**told[entry.path], "site": entry.site}, fresh.get(entry.folder.path))
+        for entry in entries
+        if entry.path in told
+    ]
+
+
+def _statuses(folders: Sequence[RunFolder], say: Callable[[str], None]) -> dict[Path, RunStatus]:
+    """Read the folders, ask each scheduler once. Runs of other versions are counted only."""
+    readable = [folder for folder in folders if not manifest.other_version(folder)]
+    if others := len(folders) - len(readable):
+        say(f"note: not shown: {others} {'run' if others == 1 else 'runs'} of other versions of slurmddp")
+    asked = ask_about(evidence_of(readable, say), say, newest=True)
+    return {
+        folder.path: status_of(
+            folder,
+            facts,
+            asked.views.get(facts.job_id) if facts.job_id else None,
+            asked.answered(facts),
+            list(facts.notes),
+        )
+        for folder, facts in asked.runs
+    }
+
+
+def runs_table(found: Sequence[Row]) -> str:
+    """Return one line per run, and one more for a run that waits: why, and when it should start."""
+    if not found:
+        return "no runs"
+    now = time.time()
+    rows: list[tuple[str, ...]] = [("RUN", "SITE", "STATE", "STEP", "AGE", "TIME", "NODES")]
+    rows += [told_cells(row.told, now) for row in found]
+    lines = []
+    for line, row in zip(columns(rows, left=3), (None, *found), strict=True):
+        lines.append(line)
+        if row and (waits := row.told["waits"]):
+            lines.append(f"  waits: {waits_text(waits['reason'], row.told['expected_start'])}")
+    return join("\n", lines)
+
+
+class Cells(NamedTuple):
+    """What a table shows of a run."""
+
+    run: str
+    site: str
+    state: str
+    step: str
+    age: str
+    took: str
+    nodes: str
+
+
+def told_cells(told: Mapping[str, Any], now: float) -> Cells:
+    """Return the cells of a run's row."""
+    step, steps = told["step"], told["steps"]
+    done = "" if step is None else f"{100 * step // steps} %" if steps else str(step)
+    age = "" if told["submitted"] is None else age_text(now - told["submitted"])
+    going = RunState(told["state"]).going
+    end = now if going else told["ended"]
+    took = "" if told["started"] is None or end is None else span(end - told["started"])
+    nodes = "" if told["nodes"] is None else str(told["nodes"])
+    run, site, state = (one_line(told[key]) for key in ("run_id", "site", "state"))
+    return Cells(run, site, styled_state(state), done, age, took, nodes)
+
+
+def age_text(seconds: float) -> str:
+    """Return an age: `45s`, `12m`, `3h`, `9d`."""
+    for limit, size, unit in ((100, 1, "s"), (6000, 60, "m"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{max(round(seconds), 0) // size}{unit}"
+    return f"{round(seconds) // 86400}d"
+
+
+def runs(
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, metavar="N", help="Show the N newest runs")] = 20,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STATE", help="Only runs in this state; may be repeated", autocompletion=opt.run_states),
+    ] = None,
+    site: Annotated[
+        str | None, typer.Option(metavar="SITE", help="Only runs of this site", autocompletion=opt.site_names)
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only runs submitted since: 12h, 7d, 2w or 2026-11-30")
+    ] = None,
+    sweep: Annotated[
+        str | None, typer.Option(metavar="SWEEP", help="Only runs of this sweep: its id, its folder, or last")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List your runs, newest last. Says why a pending run waits, and when it should start."""
+    folder = find_sweep(sweep).folder if sweep is not None else None
+    wanted = Wanted.asked(limit, state or (), site, since, folder)
+    found = list_runs(wanted, lambda: known_roots(os.environ), opt.say)
+    look_after(found)
+    typer.echo(opt.json_text([row.told for row in found]) if as_json else runs_table(found))
+
+
+def find_sweep(text: str) -> Sweep:
+    """Return the sweep that `text` names. Raises UserError."""
+    return sweeps.find(text, known_runs(os.environ))
+
+
+def look_after(rows: Sequence[Row]) -> None:
+    """End holds of Slurm after a requeue, and send alerts that could not be sent before."""
+    for row in rows:
+        if row.status and (told := release_hold(row.folder, row.status.facts, row.status.view)):
+            opt.say(f"note: {row.folder.id}: {told}")
+    send_waiting([row.folder for row in rows])

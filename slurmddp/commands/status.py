@@ -1,0 +1,252 @@
+"""`status --watch`: curves of loss and throughput, and one line for a reader that is no terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slurmddp.api import look
+from slurmddp.commands import options as opt
+from slurmddp.commands.alert import send_waiting
+from slurmddp.commands.logs import ASK_EVERY
+from slurmddp.commands.options import Json
+from slurmddp.commands.run_options import LAST, Run
+from slurmddp.commands.terminal import Screen, shows_blocks
+from slurmddp.errors import UserError
+from slurmddp.launch.cancel import refuse_other_version
+from slurmddp.launch.find import find_any_version
+from slurmddp.records.metrics import Metrics
+from slurmddp.records.values import number
+from slurmddp.report.goodput import (
+    goodput_dict,
+    goodput_line,
+    goodput_text,
+    never_submitted,
+    recovered_line,
+    run_ledger,
+)
+from slurmddp.report.gpus import gpus_line, read_gpus
+from slurmddp.report.progress import steps_text
+from slurmddp.report.scaling import find_scaling
+from slurmddp.report.status import RunStatus, refreshed, status_lines
+from slurmddp.run.index import entry_of
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.ledger import Ledger
+from slurmddp.run.metrics import spread
+from slurmddp.shared.files import write_whole
+from slurmddp.shared.units import short
+from slurmddp.styled import join
+from slurmddp.visible import one_line
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_WIDTH = 50
+
+
+def curves(found: RunStatus) -> list[str]:
+    """Return a line each for loss and throughput over the steps of the whole run. Raises OSError."""
+    rows = spread(found.folder.metrics)
+    speed = next(iter(found.progress.speed), None)
+    lines = []
+    for title, key, low in (("loss", "loss", None), ("speed", f"{speed}_per_second", 0.0)):
+        values = by_step(rows, key)
+        if len(values) > 1:
+            lines.append(f"{title:<8} {sparkline(values, _WIDTH, low)}  {short(values[0])} to {short(values[-1])}")
+    return lines
+
+
+def by_step(rows: Sequence[Metrics], key: str) -> list[float]:
+    """Return the values in the order of their steps; the last line of a step counts."""
+    found: dict[int, float] = {}
+    for row in rows:
+        if (value := number(row.figures.get(key))) is not None:
+            found[row.step] = value
+    return [found[step] for step in sorted(found)]
+
+
+def sparkline(values: Sequence[float], width: int, low: float | None = None) -> str:
+    """Return at most `width` blocks, each the mean of its share of the values. low: of the lowest block, else the least
+    of them."""
+    count = min(width, len(values))
+    means = []
+    for index in range(count):
+        part = values[index * len(values) // count : (index + 1) * len(values) // count]
+        means.append(sum(part) / len(part))
+    low, high = min(means) if low is None else low, max(means)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[max(round((mean - low) * scale), 0)] for mean in means)
+
+
+def watch_line(found: RunStatus) -> str:
+    """Return the status as one line, without the time."""
+    progress = found.progress
+    parts = [found.state.line]
+    if progress.step is not None:
+        parts.append(f"step {steps_text(progress.step, progress.steps)}")
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.4g}")
+    parts += [f"{short(value)} {unit}/s" for unit, value in list(progress.speed.items())[:1] if found.state.going]
+    return one_line(", ".join(parts))
+
+
+def clock_time() -> str:
+    """Return the time of day."""
+    return datetime.now().strftime("%H:%M:%S")
+
+
+#: Name -> type and help, of which each scrape must show the same.
+METRICS = {
+    "slurmddp_going": ("gauge", "1 while the run is pending or running, else 0"),
+    "slurmddp_step": ("gauge", "Newest optimizer step"),
+    "slurmddp_steps": ("gauge", "Optimizer steps asked for"),
+    "slurmddp_loss": ("gauge", "Loss of the newest metrics line"),
+    "slurmddp_samples_per_second": ("gauge", "Samples per second of all ranks, while the run is going"),
+    "slurmddp_goodput_ratio": ("gauge", "Share of the time since the submission that was training"),
+    "slurmddp_restarts_total": ("counter", "Starts of the ranks after the first"),
+    "slurmddp_metrics_timestamp_seconds": ("gauge", "Unix time of the newest metrics line"),
+}
+
+
+def prometheus_text(found: RunStatus, ledger: Ledger | None) -> str:
+    """Return the metrics that are known, in Prometheus's text exposition format."""
+    progress, going = found.progress, found.state.going
+    values = {
+        "slurmddp_going": int(going),
+        "slurmddp_step": progress.step,
+        "slurmddp_steps": progress.steps,
+        "slurmddp_loss": progress.loss,
+        "slurmddp_samples_per_second": progress.speed.get("samples") if going else None,
+        "slurmddp_goodput_ratio": ledger and ledger.goodput,
+        "slurmddp_restarts_total": max(ledger.rank_starts - 1, 0) if ledger else 0,
+        "slurmddp_metrics_timestamp_seconds": found.metrics.time if found.metrics else None,
+    }
+    entry = entry_of(found.folder)
+    names = {"run": found.folder.id, "site": entry.site if entry else "", "job_id": found.job_id}
+    labels = ",".join(f'{name}="{_escaped(text)}"' for name, text in names.items())
+    lines = []
+    for name, (kind, meaning) in METRICS.items():
+        if (value := values[name]) is not None:
+            lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}", f"{name}{{{labels}}} {value!r}"]
+    return "".join(line + "\n" for line in lines)
+
+
+def _escaped(text: str) -> str:
+    """Return a label's value as the format wants it; what is no UTF-8 becomes question marks."""
+    text = text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+    return text.encode("utf-8", errors="replace").decode()
+
+
+#: Seconds between two looks of `status --watch`.
+LOOK_EVERY = 2.0
+
+
+def status(
+    run: Run = LAST,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it live, with curves, until the run is over")] = False,
+    time: Annotated[bool, typer.Option("--time", help="Show where the run's time went, to the second")] = False,
+    as_json: Json = False,
+    prometheus: Annotated[
+        bool, typer.Option("--prometheus", help="Print metrics for Prometheus's textfile collector")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE.prom", help="With --prometheus: write this file")
+    ] = None,
+) -> None:
+    """Show the state of a run. Exit code: 0 done; 1 failed, stopped or cancelled; 3 still pending or running."""
+    if prometheus and (watch or as_json or time):
+        raise UserError("--prometheus excludes --watch, --time and --json", todo="remove one of them")
+    if time and watch:
+        raise UserError("--time excludes --watch", todo="remove one of them")
+    if output and not prometheus:
+        raise UserError("-o needs --prometheus", todo="add --prometheus, or remove -o")
+    folder = find_any_version(run, os.environ)
+    refuse_other_version(folder)
+    send_waiting([folder])
+    found = _watch(folder, as_json=as_json) if watch else look(folder)
+    if prometheus:
+        _show_prometheus(found, output)
+    elif time:
+        _show_time(found, as_json=as_json)
+    elif not (watch and as_json):
+        typer.echo(_status_json(found) if as_json else join("\n", _status_lines(found, _ledger(found))))
+    raise typer.Exit(found.state.exit_code)
+
+
+def _show_time(found: RunStatus, *, as_json: bool) -> None:
+    going, ledger = found.state.going, _ledger(found)
+    if ledger is None:
+        raise never_submitted(found.folder)
+    if as_json:
+        typer.echo(opt.json_text({"run_id": found.folder.id, **goodput_dict(ledger, going=going)}))
+        return
+    typer.echo(goodput_text(ledger, going=going))
+    for note in found.notes:
+        opt.say(f"note: {note}")
+
+
+def _ledger(found: RunStatus) -> Ledger | None:
+    return run_ledger(found.folder, going=found.state.going)
+
+
+def _show_prometheus(found: RunStatus, output: Path | None) -> None:
+    text = prometheus_text(found, _ledger(found))
+    if output:
+        write_whole(output, text)
+    else:
+        typer.echo(text, nl=False)
+
+
+def _status_json(found: RunStatus) -> str:
+    ledger, scaling = _ledger(found), find_scaling(found.folder, found.facts.events)
+    more = {
+        "recovered": ledger.recovered if ledger else 0,
+        "scaling": scaling and scaling.as_dict(),
+        "gpus": [gpu.as_dict() for gpu in read_gpus(found.folder, found.attempt)],
+    }
+    return opt.json_text({**found.as_dict(), **more})
+
+
+def _status_lines(found: RunStatus, ledger: Ledger | None) -> list[str]:
+    scaling = find_scaling(found.folder, found.facts.events)
+    gpus = gpus_line(read_gpus(found.folder, found.attempt)) if found.state.going else None
+    return status_lines(found, goodput_line(ledger), recovered_line(ledger), scaling, gpus)
+
+
+def _watch(folder: RunFolder, *, as_json: bool) -> RunStatus:
+    """Show the status until the run is over or the user presses Ctrl-C; its last one."""
+    on_screen = sys.stdout.isatty() and not as_json
+    shown = ""
+    first = latest = look(folder)
+    with contextlib.suppress(KeyboardInterrupt), Screen() if on_screen else contextlib.nullcontext() as screen:
+        for latest, asked in _looks(first):
+            if screen is not None:
+                if asked:  # what costs more than a look at the end of a file
+                    ledger, more = _ledger(latest), curves(latest) if shows_blocks() else []
+                screen.show([*_status_lines(latest, ledger), "", *more, f"{clock_time()}, Ctrl-C stops watching"])
+            elif as_json:
+                typer.echo(_status_json(latest))
+            elif (line := watch_line(latest)) != shown:
+                shown = line
+                typer.echo(f"{clock_time()} {line}")
+    return latest
+
+
+def _looks(first: RunStatus) -> Iterator[tuple[RunStatus, bool]]:
+    """Yield the status every two seconds until the run is over, and whether the scheduler was asked for it."""
+    found, asked = first, time.monotonic()
+    yield found, True
+    while found.state.going:
+        time.sleep(LOOK_EVERY)
+        again = time.monotonic() - asked >= ASK_EVERY
+        if again:
+            found, asked = look(first.folder), time.monotonic()
+        else:
+            found = refreshed(found)
+        yield found, again
