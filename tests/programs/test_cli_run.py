@@ -30,9 +30,9 @@ moment, seen = int(sys.argv.pop(1)), 0
 
 def trace(frame, event, argument):
     global seen
-    if not frame.f_code.co_filename.endswith(("launch/foreground.py", "launch/follow.py", "run/logs.py")):
+    if not frame.f_code.co_filename.endswith(("commands/run.py", "run/logs.py")):
         return None
-    if event == "line" and frame.f_code.co_name != "<module>":
+    if event == "line" and frame.f_code.co_name not in ("<module>", "run"):
         seen += 1
         if seen == moment:
             os.kill(os.getpid(), signal.SIGINT)

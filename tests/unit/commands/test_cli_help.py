@@ -10,7 +10,8 @@ import pytest
 from typer.main import get_command
 
 from slurmddp.commands.app import app
-from slurmddp.commands.help import _Outline
+from slurmddp.commands.help import _Outline, _Unread
+from slurmddp.commands.listed import COMMANDS, Listed
 from tests.helpers import ROOT, Desk
 
 
@@ -116,11 +117,43 @@ def test_the_tests_know_every_command() -> None:
     )
 
 
-def test_a_command_is_made_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [_Outline, _Unread])
+def test_a_command_is_made_when_it_is_asked_for(
+    kind: type[_Outline | _Unread], monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[str | None] = []
-    make = _Outline.command
-    monkeypatch.setattr(_Outline, "command", lambda outline: made.append(outline.name) or make(outline))
-    for words in (["-h"], ["site", "-h"], ["runs", "-h"]):
+    make = kind.command
+    monkeypatch.setattr(kind, "command", lambda outline: made.append(outline.name) or make(outline))
+    for words in (["-h"], ["site", "-h"], ["site", "detect", "-h"], ["runs", "-h"]):
         with pytest.raises(SystemExit):
             app(words, prog_name="slurmddp")
-    assert made == ["runs"]
+    assert made == (["detect"] if kind is _Outline else ["site", "site", "runs"])
+
+
+def test_help_imports_no_command() -> None:
+    code = "import sys; from slurmddp.commands.app import app\n"
+    code += (
+        "try: app(['-h'])\nexcept SystemExit: print(*(name for name in sys.modules if name.startswith('slurmddp.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ours = {name.split(".")[-1] for name in done.stdout.splitlines()[-1].split()}
+    assert ours == {
+        "app",
+        "commands",
+        "errors",
+        "help",
+        "listed",
+        "options",
+        "records",
+        "styled",
+        "terminal",
+        "text",
+        "visible",
+    }
+
+
+@pytest.mark.parametrize("listed", COMMANDS, ids=[listed.name for listed in COMMANDS])
+def test_the_list_says_of_a_command_what_it_says_itself(listed: Listed) -> None:
+    command = get_command(app).commands[listed.name]  # type: ignore[attr-defined]
+    assert command.get_short_help_str(1000).removesuffix(".") == listed.summary
+    assert bool(listed.example) != hasattr(command, "commands")

@@ -10,7 +10,7 @@ import pytest
 from tests.helpers import Desk, Result
 
 Cli = Callable[..., Result]
-SAMPLES = Path(__file__).parents[1] / "slurm" / "samples"
+SAMPLES = Path(__file__).parents[1] / "cluster" / "samples"
 #: Nodes as Slurm 20.02 to 25.05 prints them. Jobs can have 120 CPUs, 500000 MiB and 4 A100 of gpu1, 288 and 4 of gh1.
 NODES = (SAMPLES / "scontrol-nodes-versions.txt").read_text() + (SAMPLES / "real-scontrol-nodes.txt").read_text()
 PARTITIONS = """\

@@ -37,8 +37,8 @@ def test_scripts_modules_and_packages_of_the_picture_exist() -> None:
     for module in modules:
         path = ROOT / module.replace(".", "/")
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
-    for name in ("spec", "plan", "render", "runs", "slurm", "report"):
-        assert labels[name].startswith(f"{name}: ") and (ROOT / "slurmddp" / name).is_dir()
+    for name in ("job", "job/plan", "render", "run", "cluster", "report"):
+        assert labels[name.split("/")[-1]].startswith(f"{name}: ") and (ROOT / "slurmddp" / name).is_dir()
 
 
 def test_the_table_of_packages_has_all_of_them() -> None:

@@ -184,7 +184,7 @@ def test_a_dead_build_blocks_nobody_where_there_are_no_locks(no_locks: None, tmp
     assert found is not None and f"process {gone.pid} on elsewhere" in found.who
 
 
-SAMPLES = Path(__file__).parents[1] / "slurm" / "samples"
+SAMPLES = Path(__file__).parents[1] / "cluster" / "samples"
 
 
 @pytest.mark.parametrize(

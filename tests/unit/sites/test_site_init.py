@@ -14,7 +14,7 @@ from slurmddp.sites.catalogue import Catalogue
 from tests.helpers import Desk, Result
 
 Cli = Callable[..., Result]
-SAMPLES = Path(__file__).parents[1] / "slurm" / "samples"
+SAMPLES = Path(__file__).parents[1] / "cluster" / "samples"
 TODAY = datetime.date.today().isoformat()
 
 
