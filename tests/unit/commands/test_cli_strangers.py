@@ -5,6 +5,7 @@ The commands come from the program itself, so that a new one is tested as soon a
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -303,6 +304,14 @@ def test_what_is_refused_names_the_owner(place: Place, cli: Cli, words: str) -> 
     done = cli(*words.replace("RUN", str(run)).split(" "))
     assert done.code == 2 and "nobody" in done.err, done
     assert place.calls.read_text() == ""
+
+
+@pytest.fixture(autouse=True)
+def _folders_are_closed() -> Iterator[None]:
+    """`main` ends a process, so it lets its garbage be; here it would keep every run folder open."""
+    yield
+    gc.unfreeze()
+    gc.collect()
 
 
 def _kinds() -> list[Any]:
