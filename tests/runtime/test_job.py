@@ -14,27 +14,17 @@ from .harness import make_job
 
 def test_a_whole_job_is_read(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
-    path.write_text(json.dumps(make_job(train__optimizer__lr=1)))
+    path.write_text(json.dumps(make_job()))
     wanted = job.load(path)
     assert (wanted.batch.total, wanted.batch.micro) == (5, 2)
-    assert wanted.train.optimizer.lr == 1.0 and isinstance(wanted.train.optimizer.lr, float)
     assert wanted.train.schedule.steps is None
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"train__steps": "6"}, "train.steps must be a whole number, not text"),
-        ({"train__steps": True}, "train.steps must be a whole number, not true or false"),
-        ({"train__steps": 0}, "train.steps must be at least 1, not 0"),
-        ({"train__precision": "fp8"}, "train.precision must be one of fp32, bf16, fp16, not 'fp8'"),
-        ({"train__optimizer__betas": [0.9]}, "train.optimizer.betas must be two numbers"),
-        ({"train__optimizer__betas": [0.9, "x"]}, r"train.optimizer.betas\[1\] must be a number"),
         ({"train__optimizer__momentom": 1}, "unknown key train.optimizer.momentom; known keys: name, lr"),
         ({"train__optimizer": None}, "train.optimizer must be an object, not null"),
-        ({"resume_from": [3]}, r"resume_from\[0\] must be text"),
-        ({"batch__global": 0}, "batch.global must be at least 1"),
-        ({"timeouts__collective": 0}, "timeouts.collective must be above 0"),
         ({"schema": 1}, "schema is 1, but this runtime needs 4"),
     ],
 )
