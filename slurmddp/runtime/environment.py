@@ -55,6 +55,11 @@ def own_node(environ: Mapping[str, str] = os.environ) -> str:
     return environ.get("SLURMDDP_NODE") or socket.gethostname()
 
 
+def earlier_checkpoints(environ: Mapping[str, str] = os.environ) -> list[Path]:
+    """Return older runs' folders of checkpoints, newest first."""
+    return [Path(path) for path in environ.get("SLURMDDP_RESUME_FROM", "").split(":") if path]
+
+
 def own_gpus(uuids: Sequence[str], environ: Mapping[str, str]) -> list[int]:
     """Return the indexes of this job's GPUs among all that the driver lists; all if CUDA_VISIBLE_DEVICES names none."""
     words = [word.strip() for word in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]

@@ -1,8 +1,8 @@
 """The errors that the runtime raises on purpose."""
 
 
-class RuntimeFailure(Exception):
-    """A failure of the run itself that we can name: a message, no traceback, exit code 1.
+class NamedError(Exception):
+    """An error that ends the run with a message, no traceback, and exit code 1.
 
     `shared` says that every rank raises it at the same time, so that rank 0 alone needs to print it.
     """
@@ -12,15 +12,12 @@ class RuntimeFailure(Exception):
         self.shared = shared
 
 
-class UserError(Exception):
-    """Something that the user can put right: one message, no traceback, exit code 1.
+class RuntimeFailure(NamedError):
+    """A failure of the run itself."""
 
-    `shared` says that every rank raises it at the same time, so that rank 0 alone needs to print it.
-    """
 
-    def __init__(self, message: str, *, shared: bool = False) -> None:
-        super().__init__(message)
-        self.shared = shared
+class UserError(NamedError):
+    """Something that the user can put right."""
 
 
 class PeerError(RuntimeFailure):

@@ -31,7 +31,6 @@ class Evaluation:
     figures: dict[str, float]
 
     def record(self) -> Validation:
-        """Return the record for events and markers."""
         return Validation(self.loss, self.count, self.samples, self.figures)
 
 
@@ -130,8 +129,6 @@ def _asked(wish: torch.Tensor, work: dist.Work) -> bool:
 
 
 def share_buffers(model: nn.Module) -> None:
-    """Give every rank rank 0's buffers (running means and the like), as DDP does before each synchronised
-    forward.
-    """
+    """Give every rank rank 0's buffers (such as running means), as DDP does before each synchronised forward."""
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from slurmddp.records.rank_events import Error, RankStarted
 from slurmddp.runtime import environment, job
-from slurmddp.runtime.errors import NotFiniteError, RuntimeFailure, UserError
+from slurmddp.runtime.errors import NamedError, NotFiniteError, UserError
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.watch import failures, marker, usererrors
 from slurmddp.runtime.watch.process_exit import end_workers, leave, say
@@ -83,7 +83,10 @@ def fail(
         if _speaks(error, env):
             _report(error, env)
             if events is not None:
-                _events_of(error, events).write(Error(type(error).__name__, (str(error) or repr(error))[:LONGEST]))
+                culprit = _culprit(error)
+                # As one of the rank that made it, where another rank reports it.
+                told = events.of(*culprit) if culprit else events
+                told.write(Error(type(error).__name__, (str(error) or repr(error))[:LONGEST]))
         else:
             _wait_for_the_speaker()
         if not (folder and env and isinstance(error, FINAL)):
@@ -107,7 +110,7 @@ def _speaks(error: BaseException, env: environment.Environment | None) -> bool:
     """One message for what all ranks know: rank 0, or one rank a node before they have met."""
     if env is None:
         return os.environ.get("LOCAL_RANK", "0") == "0"
-    if isinstance(error, UserError | RuntimeFailure) and error.shared:
+    if isinstance(error, NamedError) and error.shared:
         return env.rank == 0
     if isinstance(error, UserError):
         return env.local_rank == 0
@@ -123,12 +126,6 @@ def _wait_for_the_speaker() -> None:
     time.sleep(SPEAKER_PATIENCE)
 
 
-def _events_of(error: BaseException, events: Events) -> Events:
-    """Return where the error is written: as one of the rank that made it, where another rank reports it."""
-    culprit = _culprit(error)
-    return events if culprit is None else events.of(*culprit)
-
-
 def _culprit(error: BaseException) -> tuple[int, str] | None:
     return error.culprit if isinstance(error, NotFiniteError) else None
 
@@ -136,7 +133,7 @@ def _culprit(error: BaseException) -> tuple[int, str] | None:
 def _report(error: BaseException, env: environment.Environment | None) -> None:
     rank, node = _culprit(error) or ((env.rank, env.node) if env else (0, ""))
     where = f"rank {rank} on {node}" if env else "slurmddp"
-    if isinstance(error, UserError | RuntimeFailure):
+    if isinstance(error, NamedError):
         text = f"{where}: error: {error}\n"
     else:
         text = "".join(f"{where}: {line}\n" for line in "".join(traceback.format_exception(error)).splitlines())

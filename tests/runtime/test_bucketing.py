@@ -4,6 +4,7 @@ import json
 import shutil
 from array import array
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -195,7 +196,7 @@ class Documents:
         self.model = {"layers": 1, "heads": 2, "width": 16}
         self.task: Any = tasks.create("lm", self.data, self.model)
 
-    def micros(self, batches: int | None, world: int = 2, rank: int = 0, steps: int = 18) -> loading.Micros:
+    def micros(self, batches: int | None, world: int = 2, rank: int = 0, steps: int = 18) -> Iterator[loading.Micro]:
         samples = self.task.train_samples()
         order = loading.order(self.task, len(samples), SEED, total=16, by_length=batches)
         lists = loading.training_lists(order, start=0, steps=steps, total=16, micro=4, world=world, rank=rank)

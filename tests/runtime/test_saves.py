@@ -14,7 +14,7 @@ import pytest
 from slurmddp.records import next_save
 from slurmddp.records import rank_events as ranks
 from slurmddp.run.create import write_key
-from slurmddp.runtime.agent.saves import Saves
+from slurmddp.runtime.agent.handlers import Saves
 from slurmddp.runtime.journal import Events, read_events
 from slurmddp.shared.run_folder import RunFolder
 

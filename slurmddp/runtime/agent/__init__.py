@@ -7,6 +7,5 @@ against, and what PyTorch leaves open.
 
     signed.py    what agents exchange, signed: rendezvous state, ranks, the address of the ranks' store
     stores.py    the stores, each bound to one address
-    saves.py     what a script of the user's own saved: which it may load, and a copy of it
-    handlers.py  torchrun's rendezvous handlers on top of both
+    handlers.py  torchrun's rendezvous handlers on top of both; which save the ranks of a script may load
 """

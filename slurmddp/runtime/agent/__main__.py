@@ -9,7 +9,7 @@ from torch.distributed.run import main as torchrun
 
 from slurmddp.records.rank_events import Forged
 from slurmddp.runtime import signing
-from slurmddp.runtime.agent import exits, gpu_sampling, handlers, saves
+from slurmddp.runtime.agent import exits, gpu_sampling, handlers
 from slurmddp.runtime.environment import own_node
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.journal import Events
@@ -24,7 +24,7 @@ def main(words: list[str]) -> None:
         attempt = int(os.environ.get("SLURMDDP_ATTEMPT", "0"))
         folder = RunFolder(Path(words[0]))
         events = Events(folder.events, attempt=attempt, node=own_node(), rank=None)
-        handlers.register(signing.load(folder.path), events, folder.stop, saves.read(os.environ, folder, events))
+        handlers.register(signing.load(folder.path), events, folder, os.environ)
         exits.record(events)
         gpu_sampling.start(folder, attempt)
         # The handlers open the ranks' store, one for each start: torch must neither open another one nor share the

@@ -17,8 +17,7 @@ def record(events: Events) -> None:
 
     def look(failures: Mapping[int, Any]) -> None:
         for rank, code in first_failures(failures):
-            killed = code < 0
-            events.write(RankExited(rank, None if killed else code, _name(-code) if killed else None))
+            events.write(RankExited(rank, None, _name(-code)) if code < 0 else RankExited(rank, code, None))
 
     torch_private.see_failures(look)
 

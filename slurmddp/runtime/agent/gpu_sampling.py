@@ -77,7 +77,6 @@ def _sample(nvml: Any, path: Path, seconds: float) -> None:
 
 
 def _own_gpus(nvml: Any) -> dict[int, Any]:
-    """Return the handles of this job's GPUs by index."""
     every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in every]
     return {index: every[index] for index in own_gpus(uuids, os.environ)}

@@ -5,7 +5,8 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,21 +24,21 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from slurmddp.records import next_save
 from slurmddp.records.address import is_loopback
 from slurmddp.records.rank_events import RanksStopped
 from slurmddp.runtime import torch_private
 from slurmddp.runtime.agent import stores
-from slurmddp.runtime.agent.saves import Saves
 from slurmddp.runtime.agent.signed import SignedBackend, SignedStore
-from slurmddp.runtime.environment import CHECKPOINT, START
+from slurmddp.runtime.environment import CHECKPOINT, RESUME, START, earlier_checkpoints
 from slurmddp.runtime.errors import UserError
-from slurmddp.runtime.journal import Events
+from slurmddp.runtime.journal import Events, read_events
 from slurmddp.runtime.signing import Key
 from slurmddp.runtime.torch_private import STORE
+from slurmddp.shared.run_folder import RunFolder
 
 C10D, STATIC = "slurmddp-c10d", "slurmddp-static"
 _RANKS_STORE = "slurmddp/ranks_store"
-Make = Callable[[RendezvousParameters, Key], RendezvousHandler]
 _RANKS_TIMEOUT = datetime.timedelta(minutes=5)
 
 
@@ -45,25 +46,40 @@ class StopRequested(Exception):
     """The run was asked to stop, so ranks that failed are not started again."""
 
 
-def register(key: Key, events: Events, stop: Path, saves: Saves | None = None) -> None:
-    """Make the backends known to torchrun: --rdzv-backend=slurmddp-c10d and slurmddp-static. stop: the stop file.
-    saves: of a script of the user's own.
+def register(key: Key, events: Events, folder: RunFolder, environ: Mapping[str, str]) -> None:
+    """Make the backends known to torchrun: --rdzv-backend=slurmddp-c10d and slurmddp-static."""
+    saves = read_saves(environ, folder, events)
+
+    def handler(name: str, make: Callable[..., RendezvousHandler], parameters: RendezvousParameters) -> "Handler":
+        return Handler(name, make(parameters, key), parameters, events, folder.stop, saves)
+
+    for name, make in ((C10D, _c10d), (STATIC, _static)):
+        rendezvous_handler_registry.register(name, partial(handler, name, make))
+
+
+@dataclass(frozen=True)
+class Saves:
+    """What the ranks of a script of the user's own may load: the agent of the first node chooses it before they start.
+
+    watch: where the script saves, besides the run's checkpoints/. earlier: checkpoints/ of runs before this one.
     """
-    kinds = {C10D: _c10d, STATIC: _static}
-    for name, make in kinds.items():
-        rendezvous_handler_registry.register(name, partial(_handler, name, make, key, events, stop, saves))
+
+    folder: RunFolder
+    events: Events
+    watch: Sequence[str]
+    earlier: Sequence[str]
+
+    def before_start(self) -> str:
+        """Return the newest whole save of the run, after it was kept if need be; empty without one."""
+        places = next_save.Places(str(self.folder.path), self.watch, self.earlier)
+        return next_save.before_start(places, read_events(self.folder.events, *next_save.KINDS), self.events.write)
 
 
-def _handler(
-    name: str,
-    make: Make,
-    key: Key,
-    events: Events,
-    stop: Path,
-    saves: Saves | None,
-    parameters: RendezvousParameters,
-) -> "Handler":
-    return Handler(name, make(parameters, key), parameters, events, stop, saves)
+def read_saves(environ: Mapping[str, str], folder: RunFolder, events: Events) -> Saves | None:
+    """Return what the job says of the saves of its script; None for a bundled task."""
+    if RESUME not in environ:
+        return None
+    return Saves(folder, events, json.loads(environ[RESUME])["watch"], [*map(str, earlier_checkpoints(environ))])
 
 
 class Handler(RendezvousHandler):
@@ -76,7 +92,7 @@ class Handler(RendezvousHandler):
         parameters: RendezvousParameters,
         events: Events,
         stop: Path,
-        saves: Saves | None = None,
+        saves: Saves | None,
     ) -> None:
         """`inner`: its `next_rendezvous` returns a SignedStore. stop: the file that asks the ranks to stop."""
         self._stop, self._saves = stop, saves

@@ -65,14 +65,12 @@ class SignedBackend(RendezvousBackend):
 
 
 class SignedStore:
-    """The part of torch's Store that agents and the measurement of the network use. Values are signed; counters (`add`)
-    cannot be, and hold no content: a forged one makes an agent wait, or not wait, for the others.
-    """
+    """The part of torch's Store that agents and the measurement of the network use, with signed values.
+
+    Counters (`add`) are not signed, and have no content: a forged one makes an agent wait, or not wait, for others."""
 
     def __init__(self, store: Any, key: Key, where: Sequence[str], *, start: int) -> None:
-        """`store`: torch's. `where`: whose store it is (the rendezvous id) and attempt. Signatures cover these, the
-        start, and the name.
-        """
+        """`where`: whose store it is (rendezvous id), and attempt. Signatures also cover the start, and the name."""
         self.start = str(start)
         self._store, self._key, self._where = store, key, ("store", *where, self.start)
 
@@ -89,7 +87,6 @@ class SignedStore:
             self.set(name, value)
 
     def multi_get(self, names: Sequence[str]) -> list[bytes]:
-        """Return the verified values of several keys."""
         found = self._store.multi_get(list(names))
         return [self._opened(name, value) for name, value in zip(names, found, strict=True)]
 

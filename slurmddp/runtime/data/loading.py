@@ -50,9 +50,7 @@ class Micro:
     filled: int = 0
 
     def pin_memory(self) -> "Micro":
-        """Called by torch's loader: the same in page-locked memory, from which a copy to a GPU need not
-        wait.
-        """
+        """Called by torch's loader: the same in page-locked memory, from which a copy to a GPU need not wait."""
         return replace(self, data=_each_tensor(self.data, torch.Tensor.pin_memory))
 
 
@@ -90,29 +88,14 @@ class _Maker(Dataset[Any]):
         return Micro(list(wanted.ids), data, wanted.real, wanted.last, computed, filled)
 
 
-class _Requests:
-    """The micro batches to load, in order. A sampler that goes through once."""
-
-    def __init__(self, lists: Iterator[Wanted]) -> None:
-        self._lists = lists
-
-    def __iter__(self) -> Iterator[Wanted]:
-        return self._lists
-
-
-class Micros(Iterator[Micro]):
-    """What the loader gives, one after the other. Raises what the task's dataset raised, with the worker's
-    traceback; a UserError as it was.
+def _checked(loaded: Iterator[Micro | _Refused]) -> Iterator[Micro]:
+    """Yield what the loader gives. Raises what the task's dataset raised, with the worker's traceback; a UserError as
+    it was.
     """
-
-    def __init__(self, loaded: Iterator[Micro | _Refused]) -> None:
-        self._loaded = loaded
-
-    def __next__(self) -> Micro:
-        made = next(self._loaded)
+    for made in loaded:
         if isinstance(made, _Refused):
             raise UserError(made.message)
-        return made
+        yield made
 
 
 def ignore_signals(worker: int) -> None:
@@ -250,7 +233,7 @@ def load(
     workers: int,
     pin_memory: bool,
     prefetch: int = 2,
-) -> Micros:
+) -> Iterator[Micro]:
     """Iterate over micro batches. `prefetch`: how many each worker has ready."""
     generator = torch.Generator()
     # The loader draws its workers' seeds when iteration starts. From a generator of its own, it leaves the
@@ -259,7 +242,7 @@ def load(
     loader: DataLoader[Any] = DataLoader(
         _Maker(task, samples),
         batch_size=None,
-        sampler=_Requests(lists),
+        sampler=lists,
         num_workers=workers,
         collate_fn=_as_it_is,
         worker_init_fn=ignore_signals,
@@ -271,7 +254,7 @@ def load(
     # The rank itself gets what came meanwhile right after.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
     try:
-        return Micros(iter(loader))
+        return _checked(iter(loader))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

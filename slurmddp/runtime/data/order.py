@@ -75,9 +75,7 @@ class ByLength(SampleOrder):
         batches: int,
         origin: int = 0,
     ) -> None:
-        """`lengths`: of sample 0, 1, ...; an array or an integer tensor is used as it is. `total`: samples in
-        a global batch. `batches`: global batches in a window.
-        """
+        """`lengths`: of each sample; arrays and integer tensors are not copied. `total`: samples per global batch."""
         super().__init__(length, seed)
         if total < 1 or batches < 1:
             raise ValueError(f"a window needs at least one batch of one sample, not {batches} of {total}")
@@ -89,7 +87,6 @@ class ByLength(SampleOrder):
 
     @property
     def lengths(self) -> torch.Tensor:
-        """Integers [length]."""
         return self._lengths
 
     def samples(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -148,9 +145,7 @@ def aligned(position: int, total: int, batches: int | None, origin: int = 0) -> 
 
 
 def as_tensor(numbers: Sequence[int] | torch.Tensor) -> torch.Tensor:
-    """Return an integer tensor [n]; of an array.array or the like without copying it. No number may have its top bit
-    set.
-    """
+    """Return an integer tensor [n], if possible without a copy. No number may have its top bit set."""
     if isinstance(numbers, torch.Tensor):
         return numbers
     try:
@@ -170,9 +165,7 @@ def keys(seed: int, epoch: int | str) -> list[int]:
 
 
 def permute(index: torch.Tensor, length: int, round_keys: list[int]) -> torch.Tensor:
-    """Return where each index below `length` goes in the permutation: int64 of any shape [n] to int64 [n], a
-    bijection.
-    """
+    """Return where each index below `length` goes in the permutation, a bijection: int64 [n] to int64 [n]."""
     bits = max(2, (length - 1).bit_length())
     result = _feistel(index, bits, round_keys)
     # The network permutes 0..2**bits-1. Following the cycle until it is back below `length` permutes that

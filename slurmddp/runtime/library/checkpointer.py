@@ -15,6 +15,7 @@ from torch import nn
 from slurmddp.runtime.checkpoint import messages, state
 from slurmddp.runtime.checkpoint.reader import NOTHING_GOOD
 from slurmddp.runtime.checkpoint.writer import Failed, Writer
+from slurmddp.runtime.environment import earlier_checkpoints
 from slurmddp.runtime.errors import RuntimeFailure, UserError
 from slurmddp.runtime.evaluation import share_buffers
 from slurmddp.runtime.library import param_groups, restoring, shared
@@ -97,7 +98,7 @@ class Checkpointer:
         """
         self._shared = shared.get()
         self._root = restoring.folder(folder)
-        self._older = [Path(path) for path in resume_from] or restoring.resume_from()
+        self._older = [Path(path) for path in resume_from] or earlier_checkpoints()
         bare = restoring.bare(model)
         parameter = next(bare.parameters(), None)
         device = self._shared.world.device if parameter is None else parameter.device

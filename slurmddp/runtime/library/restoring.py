@@ -1,6 +1,5 @@
 """What a checkpoint is loaded from, and into what."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,11 +67,6 @@ def folder(given: str | Path | None) -> Path:
             "optimizer, folder=...)"
         )
     return run.checkpoints
-
-
-def resume_from() -> list[Path]:
-    """Older runs' folders of checkpoints, as slurmddp tells them, newest first."""
-    return [Path(path) for path in os.environ.get("SLURMDDP_RESUME_FROM", "").split(":") if path]
 
 
 def bare(model: nn.Module) -> nn.Module:

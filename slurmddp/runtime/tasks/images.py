@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import Dataset, Subset
 
 from slurmddp.runtime.data.order import keys, permute
 from slurmddp.runtime.errors import UserError
@@ -22,7 +23,7 @@ from slurmddp.runtime.tasks.text import fingerprint
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 
 
-class Arrays:
+class Arrays(Dataset[tuple[torch.Tensor, int]]):
     """Images of an .npz file: `images` or `x` [n, height, width(, channels)] or [n, features], `labels` or
     `y` [n].
 
@@ -56,10 +57,8 @@ class Arrays:
         return self.images[index], self.labels[index]
 
 
-class Folder:
-    """Image files in one folder a class, read when they are asked for, scaled to size x size, RGB from -1
-    to 1.
-    """
+class Folder(Dataset[tuple[torch.Tensor, int]]):
+    """Image files in one folder per class, read when asked for, scaled to size x size, RGB from -1 to 1."""
 
     def __init__(self, path: Path, size: int) -> None:
         _needed("PIL")
@@ -99,9 +98,7 @@ class Folder:
 
 
 class Augment:
-    """Random changes that keep an image's class: mirrored left to right half of the time, moved by up to an
-    eighth of its size.
-    """
+    """Random changes that keep an image's class: mirrored half of the time, moved by up to an eighth of its size."""
 
     def __init__(self, kind: str) -> None:
         """`kind`: flip, crop or crop+flip."""
@@ -120,20 +117,6 @@ class Augment:
         if self._flip and torch.rand((), generator=generator) < 0.5:
             image = image.flip(2)
         return image, label
-
-
-class Part:
-    """Some of the samples of a set, by number."""
-
-    def __init__(self, whole: Samples, numbers: list[int]) -> None:
-        self._whole = whole
-        self._numbers = numbers
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._whole[self._numbers[index]]
 
 
 class Images:
@@ -162,7 +145,8 @@ class Images:
             )
         # A fixed permutation, not a stride: labels often come in a regular order.
         mixed = permute(torch.arange(total), total, keys(0, -1)).tolist()
-        self._train, self._validation = Part(self._whole, mixed[validation:]), Part(self._whole, mixed[:validation])
+        self._train: Samples = Subset(self._whole, mixed[validation:])
+        self._validation: Samples = Subset(self._whole, mixed[:validation])
 
     def build_model(self) -> nn.Module:
         """Return a perceptron over all values, or a small convolutional network."""
@@ -213,9 +197,7 @@ def _perceptron(shape: tuple[int, ...], classes: int, hidden: int, layers: int, 
 
 
 def _convolutions(shape: tuple[int, ...], classes: int, hidden: int, layers: int, dropout: float) -> nn.Module:
-    """`layers` 3x3 convolutions of `hidden` channels, each but the first halving the image; then their
-    mean.
-    """
+    """`layers` 3x3 convolutions of `hidden` channels, each but the first halving the image; then their mean."""
     modules: list[nn.Module] = []
     channels = shape[0]
     for number in range(layers):

@@ -35,28 +35,27 @@ class ByteStream:
         return self._ends[-1] if self._ends else 0
 
     def read(self, start: int, count: int) -> bytearray:
-        """Return `count` bytes from offset `start`. Raises OSError if a file has become shorter or cannot be
-        read.
-        """
+        """Return `count` bytes from offset `start`. Raises OSError as `read_file` does."""
         result = bytearray()
         number = bisect_right(self._ends, start)
         while len(result) < count:
-            _, path, size = self.files[number]
+            size = self.files[number][2]
             offset = start + len(result) - (self._ends[number] - size)
-            wanted = min(count - len(result), size - offset)
-            part = os.pread(self._descriptor(number), wanted, offset)
-            if len(part) != wanted:
-                raise OSError(f"{path} had {size} bytes at the start, and is now shorter than {offset + wanted}")
-            result += part
+            result += self.read_file(number, offset, min(count - len(result), size - offset))
             number += 1
         return result
 
+    def read_file(self, number: int, start: int, count: int) -> bytes:
+        """Return `count` bytes of one file. Raises OSError if it has become shorter or cannot be read."""
+        _, path, size = self.files[number]
+        part = os.pread(self._descriptor(number), count, start)
+        if len(part) != count:
+            raise OSError(f"{path} had {size} bytes at the start, and is now shorter than {start + count}")
+        return part
+
     def fingerprint(self) -> str:
         """See `fingerprint` below."""
-        return fingerprint(
-            [(name, size) for name, _, size in self.files],
-            lambda number, start, count: os.pread(self._descriptor(number), count, start),
-        )
+        return fingerprint([(name, size) for name, _, size in self.files], self.read_file)
 
     def name_at(self, offset: int) -> str:
         """Return the path of the file that a byte comes from, and the byte's offset there, for messages."""

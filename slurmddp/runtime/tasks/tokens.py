@@ -1,21 +1,17 @@
-"""Files of token ids as one long stream, memory-mapped: data larger than memory, read window by window."""
+"""Files of token ids as one long stream: data larger than memory, read window by window."""
 
 import ast
-import mmap
-import os
 from bisect import bisect_right
-from collections import OrderedDict
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from slurmddp.runtime.errors import UserError
-from slurmddp.runtime.tasks.text import fingerprint
+from slurmddp.runtime.tasks.text import ByteStream
 
 SUFFIXES = (".bin", ".npy")
-_MAPPED_FILES = 64
 _MAGIC = b"\x93NUMPY"
 _LONGEST_HEADER = 1 << 16
 
@@ -50,35 +46,28 @@ class TokenFile(NamedTuple):
 
 
 class TokenStream:
-    """The tokens of many files, one after the other, addressed by number.
-
-    Files are mapped when they are first read and at most 64 at a time, so forked workers may share them; pickling
-    leaves the maps behind.
-    """
+    """The tokens of many files, one after the other, addressed by number."""
 
     def __init__(self, files: list[TokenFile]) -> None:
-        self.files = files
+        self._files = files
         self._ends = list(accumulate(file.tokens for file in files))
-        self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()
+        self._bytes = ByteStream([(file.name, file.path, file.bytes) for file in files])
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
     def read(self, start: int, count: int) -> torch.Tensor:
-        """Return `count` token ids from number `start` on, int64 [count]. Raises OSError if a file has changed its
-        size.
-        """
+        """Return `count` token ids from number `start` on, int64 [count]. Raises OSError as ByteStream does."""
         parts = []
         number = bisect_right(self._ends, start)
         while count:
-            file = self.files[number]
+            file = self._files[number]
             kind = KINDS[file.kind]
             first = start - (self._ends[number] - file.tokens)
             taken = min(count, file.tokens - first)
             width = kind.dtype.itemsize
-            offset = file.start + first * width
             # A copy of the few kilobytes of one window: torch wants memory that may be written to.
-            data = bytearray(memoryview(self._map(number))[offset : offset + taken * width])
+            data = bytearray(self._bytes.read_file(number, file.start + first * width, taken * width))
             parts.append(torch.frombuffer(data, dtype=kind.dtype).long().bitwise_and_(kind.mask))
             start, count, number = start + taken, count - taken, number + 1
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -86,38 +75,13 @@ class TokenStream:
     def name_at(self, token: int) -> str:
         """Return the path of the file that a token comes from, and its number there, for messages."""
         number = bisect_right(self._ends, token)
-        file = self.files[number]
+        file = self._files[number]
         return f"{file.path}, token {token - (self._ends[number] - file.tokens)}"
 
     def fingerprint(self) -> str:
-        """Hash as text.fingerprint does, and how the files are read."""
-        content = fingerprint(
-            [(file.name, file.bytes) for file in self.files],
-            lambda number, start, count: self._map(number)[start : start + count],
-        )
-        kinds = dict.fromkeys((file.kind, file.start) for file in self.files)
-        return f"{content}/{','.join(f'{kind}+{start}' for kind, start in kinds)}"
-
-    def _map(self, number: int) -> mmap.mmap:
-        mapped = self._maps.pop(number, None)
-        if mapped is None:
-            if len(self._maps) >= _MAPPED_FILES:
-                self._maps.popitem(last=False)
-            file = self.files[number]
-            with open(file.path, "rb") as opened:
-                size = os.fstat(opened.fileno()).st_size
-                # Reading a map beyond the file's end kills the process without a word.
-                if size != file.bytes:
-                    raise OSError(f"{file.path} had {file.bytes} bytes at the start, and now has {size}")
-                mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-        self._maps[number] = mapped
-        return mapped
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"files": self.files}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["files"])  # type: ignore[misc]
+        """Hash as ByteStream does, and how the files are read."""
+        kinds = dict.fromkeys((file.kind, file.start) for file in self._files)
+        return f"{self._bytes.fingerprint()}/{','.join(f'{kind}+{start}' for kind, start in kinds)}"
 
 
 def token_files(files: list[tuple[str, Path, int]], dtype: str) -> list[TokenFile]:
@@ -160,8 +124,7 @@ def _npy(name: str, path: Path, size: int) -> TokenFile:
     if kind not in KINDS or descr[:1] == ">" or not isinstance(shape, tuple) or len(shape) != 1:
         raise UserError(
             f"{path}: contains an array of type {descr!r} and shape {shape}; token ids must be one row of "
-            f"little-endian "
-            f"{', '.join(KINDS)}"
+            f"little-endian {', '.join(KINDS)}"
         )
     start += length
     if start + shape[0] * KINDS[kind].dtype.itemsize != size:
