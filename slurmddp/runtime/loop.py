@@ -13,7 +13,7 @@ from slurmddp.runtime.data.loading import Micro
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.errors import RuntimeFailure
 from slurmddp.runtime.evaluation import Evaluation, evaluate
-from slurmddp.runtime.housekeeping import Collector
+from slurmddp.runtime.housekeeping import collector
 from slurmddp.runtime.job import Job
 from slurmddp.runtime.journal import Events, Journal
 from slurmddp.runtime.measure import peak
@@ -140,7 +140,7 @@ class Trainer:
         watch.enter("warm-up", start.step)
         self._reporter.begin(self._warm_up(first))
         micros = chain([first], micros)
-        with Collector(train.gc_every) as collector:
+        with collector(train.gc_every) as collect:
             for step in range(start.step + 1, self._steps + 1):
                 watch.enter("step", step)
                 rate = session.rate * schedule.ratio(train.schedule, step - 1, self._steps)
@@ -151,7 +151,7 @@ class Trainer:
                 if trace is not None:
                     trace.write({"step": step, "ids": outcome.ids})
                 self._after(outcome, rate)
-                collector.step(step)
+                collect(step)
                 yield outcome
                 if self._stopped:
                     return

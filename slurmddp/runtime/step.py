@@ -12,7 +12,7 @@ from slurmddp.runtime.checkpoint.state import Trained
 from slurmddp.runtime.data.loading import Micro, to_device
 from slurmddp.runtime.errors import NotFiniteError, RuntimeFailure
 from slurmddp.runtime.job import Job
-from slurmddp.runtime.measure.loss_accumulator import LossAccumulator, Reduction, Totals
+from slurmddp.runtime.measure.loss_accumulator import LossAccumulator, Totals
 from slurmddp.runtime.measure.timing import BACKWARD, DATA, FORWARD, NETWORK, OPTIMIZER, StepTimer
 from slurmddp.runtime.nonfinite_report import Blame
 from slurmddp.runtime.parallel.model import Parallel
@@ -86,7 +86,7 @@ class Stepper:
         self._assumed = job.batch.total * task.targets_per_sample
         self._skipped_in_a_row = 0
         # Kept until the next step, as BucketSums keeps its tensors.
-        self._reduction: Reduction | None = None
+        self._reduction: Totals | None = None
         #: The last step that changed the weights; 0 before the first of this attempt.
         self.changed_in = 0
 
@@ -158,12 +158,8 @@ class Stepper:
         with autocast(self._world.device, self._precision):
             return self._task.loss(self._parallel.model, to_device(micro.data, self._world.device))
 
-    def _gradients(
-        self, micros: Iterator[Micro], flags: StepFlags
-    ) -> tuple[Reduction, list[tuple[Micro, torch.Tensor]]]:
-        """Forward and backward over all micro batches of a step. Returns the sums on their way, and each real micro
-        batch with its loss.
-        """
+    def _gradients(self, micros: Iterator[Micro], flags: StepFlags) -> tuple[Totals, list[tuple[Micro, torch.Tensor]]]:
+        """Forward and backward over a step. Returns the sums on their way, and each real micro batch with its loss."""
         sums = LossAccumulator(self._task, self._world.device, extra=_COMPUTED + 1)
         for slot, flag in enumerate(flags):
             sums.add_extra(slot, float(flag))

@@ -112,7 +112,7 @@ def test_it_has_to_persist_and_ends_once() -> None:
 
 
 def test_a_notice_says_what_is_slow_and_by_how_much() -> None:
-    notice = Notice(True, "node1", 3, "data", 4.2, 0.12)
+    notice = Notice("node1", 3, "data", 4.2, 0.12)
     assert notice.text() == "node1 is slow in data: 4.2 times the others, 120.0 ms more per step (rank 3)"
     assert notice.event() == StragglerBegins("node1", 3, "data", 4.2, 0.12)
 

@@ -16,17 +16,17 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from slurmddp.runtime import housekeeping
-from slurmddp.runtime.housekeeping import Collector
+from slurmddp.runtime.housekeeping import collector
 from slurmddp.runtime.measure import cards, meter, peak, timing
 from slurmddp.runtime.measure.meter import Meter
-from slurmddp.runtime.measure.timing import DeviceClock, StepTimer
+from slurmddp.runtime.measure.timing import DeviceClock, HostClock, StepTimer
 from slurmddp.runtime.parallel.buckets import BucketSums
 from slurmddp.runtime.world import World
 
 from .harness import Ranks
 
 
-class Hand:
+class Hand(HostClock):
     """A clock that a test moves by hand; its stamps are readable at once."""
 
     def __init__(self) -> None:
@@ -34,15 +34,6 @@ class Hand:
 
     def stamp(self) -> float:
         return self.now
-
-    def ready(self, stamps: list[float]) -> bool:
-        return True
-
-    def seconds(self, earlier: float, later: float) -> float:
-        return later - earlier
-
-    def release(self, stamps: list[float]) -> None:
-        pass
 
 
 @pytest.mark.parametrize("module", [timing, meter, housekeeping], ids=lambda module: module.__name__)
@@ -435,7 +426,7 @@ class Node:
 class TestCollector:
     def test_collects_at_its_steps_and_at_no_other_time(self, kept_garbage_settings: Any) -> None:
         gone = []
-        with Collector(every=3) as collector:
+        with collector(every=3) as collect:
             assert not gc.isenabled()
             for step in range(1, 8):
                 node = Node()
@@ -443,21 +434,19 @@ class TestCollector:
                 watcher.atexit = False
                 del node
                 before = list(gone)
-                assert collector.step(step) == (step in (3, 6))
+                assert collect(step) == (step in (3, 6))
                 assert gone == (list(range(1, step + 1)) if step in (3, 6) else before)
         assert gc.isenabled()
         assert gc.get_freeze_count() == 0
 
     def test_without_a_number_python_keeps_its_way(self, kept_garbage_settings: Any) -> None:
-        collector = Collector(None)
-        assert gc.isenabled()
-        assert not collector.step(100)
-        collector.close()
+        with collector(None) as collect:
+            assert gc.isenabled()
+            assert not collect(100)
         assert gc.isenabled()
 
     def test_who_had_it_switched_off_gets_it_back_switched_off(self, kept_garbage_settings: Any) -> None:
         gc.disable()
-        collector = Collector(2)
-        collector.close()
-        collector.close()
+        with collector(2):
+            pass
         assert not gc.isenabled()

@@ -39,7 +39,6 @@ class LinkReport:
     factor: float
 
     def text(self) -> str:
-        """Return one line for people."""
         if self.host is not None:
             return f"the links of {self.host} are {self.factor:.1f} times as slow as those between the others"
         if not self.pairs:
@@ -115,9 +114,7 @@ def judge(pairs: list[Pair]) -> LinkReport:
 
 
 def _exchange(group: dist.ProcessGroup, other: int) -> float:
-    """Median seconds of sending SIZE bytes both ways at once. The median, since a throttled link lets the first bytes
-    pass at full speed.
-    """
+    """Median seconds of sending SIZE bytes both ways at once: a throttled link lets the first pass at full speed."""
     content, buffer = torch.zeros(SIZE, dtype=torch.uint8), torch.empty(SIZE, dtype=torch.uint8)
     both_ways(content[:1], buffer[:1], group, other)  # both are here, and the connection stands
     times = []

@@ -37,40 +37,25 @@ class LossAccumulator:
             self._vector.add(_FIXED + 2 * number + 1, count)
 
     def add_extra(self, slot: int, value: float) -> None:
-        """Add to one of the caller's own slots."""
         self._vector.add(self._extra + slot, value)
 
-    def reduce(self, group: dist.ProcessGroup | None = None) -> "Reduction":
-        """Start adding up over all ranks, in `group` or their default one. Every rank has to call it, at the same point
-        between the group's other collectives.
-        """
-        return Reduction(self._vector.reduce(group), self._names, self._extra)
-
-
-class Reduction:
-    """A reduction on its way; `wait` gives the sums over all ranks."""
-
-    def __init__(self, pending: Pending, names: list[str], extra: int) -> None:
-        self._pending = pending
-        self._names = names
-        self._extra = extra
-
-    def arrive(self) -> None:
-        """As for Pending."""
-        self._pending.arrive()
-
-    def wait(self) -> "Totals":
-        """Return the sums over all ranks."""
-        return Totals(self._pending.wait(), self._names, self._extra)
+    def reduce(self, group: dist.ProcessGroup | None = None) -> "Totals":
+        """Start adding up over all ranks, in `group` or their default one: a collective."""
+        return Totals(self._vector.reduce(group), self._names, self._extra)
 
 
 class Totals:
-    """Sums over all ranks."""
+    """Sums over all ranks, on their way until `wait` has returned."""
 
-    def __init__(self, values: list[float], names: list[str], extra: int) -> None:
-        self._values = values
-        self._names = names
-        self._extra = extra
+    def __init__(self, pending: Pending, names: list[str], extra: int) -> None:
+        self._pending, self._names, self._extra = pending, names, extra
+        self._values: list[float] = []
+        self.arrive = pending.arrive
+
+    def wait(self) -> "Totals":
+        """Return these sums once they are there."""
+        self._values = self._pending.wait()
+        return self
 
     @property
     def count(self) -> int:
@@ -83,7 +68,6 @@ class Totals:
         return int(self._values[BAD])
 
     def extra(self, slot: int) -> float:
-        """One of the caller's own slots."""
         return self._values[self._extra + slot]
 
     def means(self) -> dict[str, float]:

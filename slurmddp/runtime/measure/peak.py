@@ -98,9 +98,9 @@ class Utilisation:
 
 
 def utilisation(world: World, precision: torch.dtype, flops: Flops, targets: int) -> Utilisation:
-    """Measure this rank's peak (about 0.1 s) and add up those of all ranks, and all ranks' `flops` over `targets`
-    targets of their micro batches. A collective.
-    """
+    """Measure this rank's peak (about 0.1 s), and add up those of all ranks: a collective.
+
+    `flops`: of one micro batch with so many `targets`, on this rank."""
     peaks = (matmul_peak(world.device, precision), sheet_peak(world.device, precision))
     ranks = world.gather((*peaks, flops.total, flops.missing, targets))
     counted = sum(total for _, _, total, _, _ in ranks)

@@ -63,9 +63,9 @@ class Slow:
 
 
 def slow_hosts(ranks: list[Figures]) -> list[Slow]:
-    """Return the hosts that are slow in data or compute in one window. Of each host the slowest rank counts, as it does
-    for the run; on a single host, ranks are compared with each other. Nothing for a single rank.
-    """
+    """Return the hosts that are slow in data or compute in one window; nothing for a single rank.
+
+    Of each host the slowest rank counts, as it does for the run. On a single host, its ranks are compared."""
     if len({figures.host for figures in ranks}) > 1:
         groups = {figures.host: [other for other in ranks if other.host == figures.host] for figures in ranks}
     else:
@@ -109,19 +109,12 @@ def _slow(groups: dict[str, list[Figures]], name: str, part: str, value: Callabl
 
 
 @dataclass(frozen=True)
-class Notice:
-    """A straggler begins or ends. `factor`, `seconds` a step more, `rank`: of the windows that led to it."""
+class Notice(Slow):
+    """A straggler begins or ends. The figures are of the windows that led to it."""
 
-    begins: bool
-    host: str
-    rank: int
-    part: str
-    factor: float
-    seconds: float
-    single: bool = False
+    begins: bool = True
 
     def text(self) -> str:
-        """Return one line for people."""
         if not self.begins:
             return f"{self.host} is no longer slow in {self.part}"
         more = f"{self.seconds * 1000:.1f} ms more per step"
@@ -133,7 +126,6 @@ class Notice:
         return f"{self.host} is slow in {self.part}: {self.factor:.1f} times the others, {more} (rank {self.rank})"
 
     def event(self) -> StragglerBegins | StragglerEnds:
-        """Return the event."""
         made = StragglerBegins if self.begins else StragglerEnds
         return made(self.host, self.rank, self.part, round(self.factor, 2), round(self.seconds, 6))
 
@@ -147,11 +139,9 @@ class Persistence:
 
     @property
     def active(self) -> list[Slow]:
-        """The stragglers of now."""
         return list(self._active.values())
 
     def add(self, found: list[Slow]) -> list[Notice]:
-        """One more window."""
         now = {(slow.host, slow.part): slow for slow in found}
         for key in now:
             self._windows.setdefault(key, deque(maxlen=WINDOWS))
@@ -161,9 +151,9 @@ class Persistence:
             hits = [slow for slow in history if slow is not None]
             if key not in self._active and len(hits) >= NEEDED:
                 begun = self._active[key] = sorted(hits, key=lambda slow: slow.factor)[len(hits) // 2]
-                notices.append(_notice(True, begun))
+                notices.append(Notice(**vars(begun)))
             elif key in self._active and not any(list(history)[-CLEAN:]):
-                notices.append(_notice(False, self._active.pop(key)))
+                notices.append(Notice(**vars(self._active.pop(key)), begins=False))
             if not hits and key not in self._active:
                 del self._windows[key]
         return notices
@@ -175,11 +165,7 @@ class Persistence:
             return []
         self._active[key] = slow
         self._windows[key] = deque([slow], maxlen=WINDOWS)
-        return [_notice(True, slow)]
-
-
-def _notice(begins: bool, slow: Slow) -> Notice:
-    return Notice(begins, slow.host, slow.rank, slow.part, slow.factor, slow.seconds, slow.single)
+        return [Notice(**vars(slow))]
 
 
 class Network:
@@ -194,9 +180,7 @@ class Network:
         self._rest = 8
 
     def slow(self, ranks: list[Figures]) -> bool:
-        """Return whether the network is slow in this window: the wait of the last to arrive, which is the transport
-        itself.
-        """
+        """Return whether the network is slow in this window: the wait of the last to arrive is the transport itself."""
         wait = min(figures.network for figures in ranks)
         step = statistics.median(figures.step for figures in ranks)
         if len(self._usual) < WINDOWS:

@@ -46,9 +46,7 @@ class Stragglers:
         self.wants_probe = False
 
     def step(self) -> list[Notice]:
-        """After each step's `timer.end()`, on every rank. On rank 0 the stragglers that begin or end, mostly none;
-        elsewhere always none.
-        """
+        """Call it on every rank after each `timer.end()`. Return the stragglers that begin or end, on rank 0 only."""
         self._left -= 1
         if self._left > 0:
             return []

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -64,7 +64,6 @@ class Reader:
         self._sums: dict[str, float] = {}
 
     def add(self, step: dict[str, float]) -> None:
-        """Add the parts of one more step."""
         self._steps += 1
         for part, seconds in step.items():
             self._sums[part] = self._sums.get(part, 0.0) + seconds
@@ -76,41 +75,19 @@ class Reader:
         return Window(steps, sum(sums.values()), sums)
 
 
-class Clock(Protocol):
-    """Points in time that may become readable only later."""
-
-    def stamp(self) -> Any:
-        """Return the present point in time."""
-        ...
-
-    def ready(self, stamps: list[Any]) -> bool:
-        """Return whether all of them can be read without waiting."""
-        ...
-
-    def seconds(self, earlier: Any, later: Any) -> float:
-        """Return the seconds from one to the other."""
-        ...
-
-    def release(self, stamps: list[Any]) -> None:
-        """They are not needed any more; one may stand there twice."""
-        ...
-
-
 class HostClock:
-    """time.perf_counter."""
+    """time.perf_counter. All points in time can be read at once."""
 
     def __init__(self) -> None:
-        self.stamp = time.perf_counter
+        self.stamp: Callable[[], Any] = time.perf_counter
 
-    def ready(self, stamps: list[float]) -> bool:
-        """Always."""
+    def ready(self, stamps: list[Any]) -> bool:
         return True
 
-    def seconds(self, earlier: float, later: float) -> float:
-        """Return the difference."""
-        return later - earlier
+    def seconds(self, earlier: Any, later: Any) -> float:
+        return float(later - earlier)
 
-    def release(self, stamps: list[float]) -> None:
+    def release(self, stamps: list[Any]) -> None:
         """Nothing to do."""
 
 
@@ -128,7 +105,6 @@ class DeviceClock:
         self._free: list[Any] = []
 
     def stamp(self) -> Any:
-        """Record an event."""
         event = self._free.pop() if self._free else self._make()
         event.record()
         return event
@@ -138,7 +114,6 @@ class DeviceClock:
         return all(event.query() for event in reversed(stamps))
 
     def seconds(self, earlier: Any, later: Any) -> float:
-        """Return time on the device."""
         return float(earlier.elapsed_time(later)) / 1000
 
     def release(self, stamps: list[Any]) -> None:
@@ -153,10 +128,11 @@ class StepTimer:
     steps later. If the device is more than 16 steps behind, steps are not timed, so that none has to wait.
     """
 
-    def __init__(self, device: torch.device | str = "cpu", *, clock: Clock | None = None) -> None:
+    def __init__(self, device: torch.device | str = "cpu", *, clock: HostClock | DeviceClock | None = None) -> None:
         kind = torch.device(device).type
         if clock is None:
-            clock = DeviceClock(_cuda_event) if kind == "cuda" else HostClock()
+            # An event of torch is not typed.
+            clock = DeviceClock(lambda: torch.cuda.Event(enable_timing=True)) if kind == "cuda" else HostClock()  # type: ignore[no-untyped-call]
         self._clock = clock
         self._stamp = clock.stamp
         self._running = False
@@ -241,7 +217,3 @@ class StepTimer:
             self._clock.release(stamps)
             for reader in self._readers:
                 reader.add(parts)
-
-
-def _cuda_event() -> Any:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
