@@ -86,17 +86,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The answer. root is None where nothing failed; sure: certain, likely, unknown, or none without a failure.
-
-    message: what is known beyond the cause's title; cascades: what followed; notes: what else may matter.
-    """
+    """The answer. root is None where nothing failed; sure: certain, likely, unknown, or none without a failure."""
 
     root: Seen | None
     sure: str
-    message: str = ""
-    cascades: tuple[Seen, ...] = ()
+    message: str = ""  # what is known beyond the cause's title
+    cascades: tuple[Seen, ...] = ()  # what followed
     others: tuple[Seen, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what else may matter
     files: tuple[str, ...] = ()
 
 

@@ -33,15 +33,12 @@ _LOOKS_LIKE_REGISTRY = re.compile(r"[a-z0-9][\w.-]*(:\d+)?(/[a-z0-9][\w.-]*)*(:[
 class Base:
     """The two header lines of a definition file: `Bootstrap: <bootstrap>`, `From: <source>`.
 
-    source:  a registry name without docker://, or an absolute path.
-    release: the NGC release that it is, where known.
-
     Raises UserError for a source that a header line would not carry unchanged.
     """
 
     bootstrap: Bootstrap
-    source: str
-    release: Release | None = None
+    source: str  # a registry name without docker://, or an absolute path
+    release: Release | None = None  # the NGC release that it is, where known
 
     def __post_init__(self) -> None:
         _check_source(self.source)

@@ -50,16 +50,11 @@ class Version:
 
 @dataclass(frozen=True)
 class ImageCuda:
-    """What an image brings. None: unknown.
+    """What an image brings. None: unknown."""
 
-    cuda:   its CUDA, "12.9.0.036".
-    driver: the driver that this CUDA was released with, "575.51.02".
-    compat: whether it has that driver's libcuda (NVIDIA's cuda-compat) for hosts with an older driver.
-    """
-
-    cuda: str | None
-    driver: str | None
-    compat: bool | None
+    cuda: str | None  # its CUDA, "12.9.0.036"
+    driver: str | None  # the driver that this CUDA was released with, "575.51.02"
+    compat: bool | None  # whether it has that driver's libcuda (NVIDIA's cuda-compat) for hosts with an older driver
 
 
 @dataclass(frozen=True)
@@ -81,18 +76,14 @@ class _Package:
 
 @dataclass(frozen=True)
 class _Table:
-    """containers/tables/cuda-compat.yaml.
+    """containers/tables/cuda-compat.yaml."""
 
-    minor: least driver by CUDA major; forward: by "MAJOR.MINOR"; capability: patterns of products, by their compute
-    capability; first: the first CUDA by the capability's major; least: the least capability by CUDA major.
-    """
-
-    minor: Mapping[int, str]
-    forward: Mapping[str, _Package]
+    minor: Mapping[int, str]  # least driver by CUDA major
+    forward: Mapping[str, _Package]  # by "MAJOR.MINOR"
     data_center: frozenset[str]
-    capability: Mapping[str, str]
-    first: Mapping[int, str]
-    least: Mapping[int, str]
+    capability: Mapping[str, str]  # patterns of products, by their compute capability
+    first: Mapping[int, str]  # the first CUDA by the capability's major
+    least: Mapping[int, str]  # the least capability by CUDA major
 
 
 def of_release(tag: str) -> ImageCuda:

@@ -23,30 +23,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Wanted:
-    """An image to be.
+    """An image to be."""
 
-    name:       of the recipe, or of the Dockerfile's folder.
-    bases:      what its stages start from, the last stage's at the end.
-    sources:    files and folders whose content goes in, the base not among them.
-    items:      those of them that are gathered in a folder beside the definition.
-    plain:      the definition with nothing in it that changes nothing in the image: what its inputs' hash is made of.
-    definition: (pins of bases in registries, commit or None) -> the definition file's text.
-    notes:      for the user, before the build.
-    folder:     of the user's recipe, whose commit the image records; None without a recipe of the user.
-    informed:   what registries say of the bases, by their names -> the same image, with what follows from it.
-    undecided:  whether it is known only once registries were asked what is built: `definition` raises UserError then.
-    """
-
-    name: str
-    bases: tuple[Base, ...]
-    sources: tuple[Path, ...]
+    name: str  # of the recipe, or of the Dockerfile's folder
+    bases: tuple[Base, ...]  # what its stages start from, the last stage's at the end
+    sources: tuple[Path, ...]  # files and folders whose content goes in, the base not among them
     pip: tuple[str, ...]
-    plain: str
+    plain: str  # the definition with nothing in it that changes nothing in the image: what its inputs' hash is made of
+    #: (pins of bases in registries, commit or None) -> the definition file's text
     definition: Callable[[Mapping[str, Pin], str | None], str]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # for the user, before the build
+    #: of the user's recipe, whose commit the image records; None without a recipe of the user
     folder: Path | None = None
-    items: tuple[Item, ...] = ()
+    items: tuple[Item, ...] = ()  # those of them that are gathered in a folder beside the definition
+    #: what registries say of the bases, by their names -> the same image, with what follows from it
     informed: Callable[[Mapping[str, RegistryImage]], Wanted] | None = None
+    #: whether it is known only once registries were asked what is built: `definition` raises UserError then
     undecided: bool = False
 
     @property

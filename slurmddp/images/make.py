@@ -33,19 +33,14 @@ _SHOWN = 12
 
 @dataclass(frozen=True)
 class Rules:
-    """What a site says of builds.
+    """What a site says of builds."""
 
-    prefer:             its container runtime, `apptainer` or `singularity`, taken first where both are there.
-    cache:              a folder for downloads and for the image while it is built; None: the builder's own paths.
-    processors, memory: what mksquashfs may take; memory in MiB.
-    registries:         how they are reached.
-    """
-
-    prefer: str | None = None
+    prefer: str | None = None  # its container runtime, `apptainer` or `singularity`, taken first where both are there
+    #: a folder for downloads and for the image while it is built; None: the builder's own paths
     cache: Path | None = None
-    processors: int | None = None
+    processors: int | None = None  # processors, memory: what mksquashfs may take; memory in MiB
     memory: int | None = None
-    registries: RegistrySettings = field(default_factory=RegistrySettings)
+    registries: RegistrySettings = field(default_factory=RegistrySettings)  # how they are reached
 
 
 @dataclass(frozen=True)
@@ -60,19 +55,14 @@ class BuildResult:
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for.
-
-    target: where the image goes; None for images/NAME-HASH.sif. A relative one begins at `cwd`.
-    force:  build it whatever is there, and replace that.
-    update: ask the registry whether the base's tag leads to another image by now.
-    commit: folder -> the commit that it is at, or None; asked of where the recipe lies, when the image is built.
-    """
+    """What was asked for."""
 
     image: Wanted
-    target: Path | None
+    target: Path | None  # where the image goes; None for images/NAME-HASH.sif. A relative one begins at `cwd`.
     cwd: Path
-    force: bool = False
-    update: bool = False
+    force: bool = False  # build it whatever is there, and replace that
+    update: bool = False  # ask the registry whether the base's tag leads to another image by now
+    #: folder -> the commit that it is at, or None; asked of where the recipe lies, when the image is built
     commit: Callable[[Path], str | None] = lambda folder: None
 
     def path_of(self, target: Path) -> Path:
@@ -82,15 +72,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a request comes to. target: an absolute path; bases: those in registries, by name, as they are now.
-
-    up_to_date: it is there, made from just these inputs.
-    """
+    """What a request comes to. target: an absolute path; bases: those in registries, by name, as they are now."""
 
     target: Path
     inputs: Inputs
     bases: Mapping[str, RegistryImage]
-    up_to_date: bool = False
+    up_to_date: bool = False  # it is there, made from just these inputs
 
 
 def preview(request: Request, report: Callable[[str], None]) -> BuildResult:

@@ -21,20 +21,15 @@ Mode = Literal["root", "subuid", "root-mapped with fakeroot", "root-mapped", "pr
 
 @dataclass(frozen=True)
 class Facts:
-    """What this machine allows its user.
-
-    namespaces: user namespaces can be made; refusal: what was said where they cannot.
-    subuid:     the user has ranges of ids in /etc/subuid and /etc/subgid, and newuidmap maps them.
-    fakeroot:   the command; proot: likewise.
-    """
+    """What this machine allows its user."""
 
     user: str
     root: bool
-    namespaces: bool
-    refusal: str
-    subuid: bool
-    fakeroot: bool
-    proot: bool
+    namespaces: bool  # user namespaces can be made
+    refusal: str  # what was said where they cannot
+    subuid: bool  # the user has ranges of ids in /etc/subuid and /etc/subgid, and newuidmap maps them
+    fakeroot: bool  # the command
+    proot: bool  # likewise
 
 
 @dataclass(frozen=True)

@@ -25,27 +25,22 @@ _PASSWORD = re.compile(r"(https?://[^/\s]*@|://[^/\s@]*:[^/\s]*@)")
 
 @dataclass(frozen=True)
 class Ingredients:
-    """All that an image is made from, paths absolute.
+    """All that an image is made from, paths absolute."""
 
-    name:         of the recipe; "image" where the command line alone says it all.
-    requirements: a requirements file, read when the image is built; files: (source, path in the image).
-    folder:       of the recipe's file; None for a shipped one, and for the command line alone.
-    """
-
-    name: str
+    name: str  # of the recipe; "image" where the command line alone says it all
     base: Base
     title: str | None = None
     apt: tuple[str, ...] = ()
     pip: tuple[str, ...] = ()
-    requirements: Path | None = None
+    requirements: Path | None = None  # a requirements file, read when the image is built
     index: str | None = None
     installer: str = "pip"
-    files: tuple[tuple[Path, str], ...] = ()
+    files: tuple[tuple[Path, str], ...] = ()  # (source, path in the image)
     environment: tuple[tuple[str, str], ...] = ()
     setup: tuple[str, ...] = ()
     test: tuple[str, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
-    folder: Path | None = None
+    folder: Path | None = None  # of the recipe's file; None for a shipped one, and for the command line alone
 
     @property
     def sources(self) -> tuple[Path, ...]:

@@ -19,24 +19,17 @@ TAG = re.compile(r"(\d\d\.\d\d)(?:-py3)?")
 
 @dataclass(frozen=True)
 class Release:
-    """One NGC PyTorch release. None: unknown, and not to be guessed.
+    """One NGC PyTorch release. None: unknown, and not to be guessed."""
 
-    tag:    year and month, "25.04".
-    driver: the NVIDIA driver that the image bundles, "575.51.02".
-    triton: fields taken from the same month's Triton image, which is usually the same.
-    weak:   fields with a weak source.
-    source: who says all this.
-    """
-
-    tag: str
+    tag: str  # year and month, "25.04"
     cuda: str | None
     torch: str | None
-    driver: str | None
+    driver: str | None  # the NVIDIA driver that the image bundles, "575.51.02"
     nccl: str | None
     python: str | None
-    triton: tuple[str, ...] = ()
-    weak: tuple[str, ...] = ()
-    source: str = "slurmddp's table of releases"
+    triton: tuple[str, ...] = ()  # fields taken from the same month's Triton image, which is usually the same
+    weak: tuple[str, ...] = ()  # fields with a weak source
+    source: str = "slurmddp's table of releases"  # who says all this
 
     @property
     def reference(self) -> str:

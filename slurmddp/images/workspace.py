@@ -21,16 +21,12 @@ _ELSEWHERE = "set APPTAINER_CACHEDIR and APPTAINER_TMPDIR to other folders"
 
 @dataclass(frozen=True)
 class Workspace:
-    """cache: of layers and blobs, kept between builds; temporary: the root file system while it is built.
-
-    variables: for the builder's environment. What the user has set stays as it is.
-    closed: folders that nobody else may write to: the user has not named them.
-    """
+    """cache: of layers and blobs, kept between builds; temporary: the root file system while it is built."""
 
     cache: Path
     temporary: Path
-    variables: Mapping[str, str]
-    closed: tuple[str, ...] = ()
+    variables: Mapping[str, str]  # for the builder's environment. What the user has set stays as it is.
+    closed: tuple[str, ...] = ()  # folders that nobody else may write to: the user has not named them
 
 
 def workspace(root: Path | None, environment: Mapping[str, str]) -> Workspace:

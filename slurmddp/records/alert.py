@@ -63,18 +63,15 @@ def read(record: Mapping[str, Any]) -> Optional[Alert]:
 
 
 class Message(NamedTuple):
-    """An alert as one receiver takes it. Each waits in a folder of its own: a file `head`, and the body.
-
-    insecure: whether it may go to an http address. until: unix seconds; before, its sender may still be busy with it.
-    """
+    """An alert as one receiver takes it. Each waits in a folder of its own: a file `head`, and the body."""
 
     target: str
     key: str
     kind: str
-    insecure: bool
+    insecure: bool  # whether it may go to an http address
     headers: Tuple[str, ...]
     body: bytes
-    until: int = 0
+    until: int = 0  # unix seconds; before, its sender may still be busy with it
 
     @property
     def name(self) -> str:

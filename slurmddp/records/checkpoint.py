@@ -16,20 +16,16 @@ class FileFacts(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What manifest.json says. files: by name, relative to the checkpoint's folder and in it.
-
-    world: ranks that saved it. mesh: how the parameters lie over them. code, config: sha256 of the code and of the
-    job's description. version: of slurmddp.
-    """
+    """What manifest.json says. files: by name, relative to the checkpoint's folder and in it."""
 
     step: int
-    world: int
+    world: int  # ranks that saved it
     files: Mapping[str, FileFacts]
-    mesh: Mapping[str, int] = {}
+    mesh: Mapping[str, int] = {}  # how the parameters lie over them
     attempt: Optional[int] = None
-    code: str = ""
+    code: str = ""  # code, config: sha256 of the code and of the job's description
     config: str = ""
-    version: str = ""
+    version: str = ""  # of slurmddp
     torch: str = ""
     global_batch: Optional[int] = None
 

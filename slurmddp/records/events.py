@@ -32,19 +32,15 @@ class Unknown(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A line. What is not known, or not sound, is None.
-
-    time: unix seconds. attempt: of the job's script. job_id: of Slurm. node, rank: of the writer; where `facts` has a
-    field of that name, as that says. lines_lost: how many lines are missing before this one, after a full disk.
-    """
+    """A line. What is not known, or not sound, is None."""
 
     facts: Facts
-    time: Optional[float] = None
-    attempt: Optional[int] = None
-    job_id: Optional[str] = None
-    node: Optional[str] = None
+    time: Optional[float] = None  # unix seconds
+    attempt: Optional[int] = None  # of the job's script
+    job_id: Optional[str] = None  # of Slurm
+    node: Optional[str] = None  # node, rank: of the writer; where `facts` has a field of that name, as that says
     rank: Optional[int] = None
-    lines_lost: Optional[int] = None
+    lines_lost: Optional[int] = None  # how many lines are missing before this one, after a full disk
 
     @property
     def name(self) -> str:

@@ -1,7 +1,6 @@
 """Events of job.sh and the guard, of alerts and the watchdog, and of commands on the login node: see events.py.
 
-The first sentence of a docstring says when the event is written; what follows explains keys. docs/files.md is made of
-them.
+A docstring says when the event is written, and comments say what its keys mean. docs/files.md is made of them.
 """
 
 from typing import Mapping, NamedTuple, Optional, Tuple
@@ -12,136 +11,94 @@ USER, EITHER = "user", "either"
 
 
 class JobStarted(NamedTuple):
-    """the batch script has started
+    """the batch script has started"""
 
-    nodes: a Slurm node list
-    cancel_grace: seconds that a script of your own has to exit after `slurmddp cancel`; null with `train.task`
-    step: steps that the run had done by then
-    """
-
-    nodes: str
+    nodes: str  # a Slurm node list
+    #: seconds that a script of your own has to exit after `slurmddp cancel`; null with `train.task`
     cancel_grace: Optional[int]
-    step: Optional[int] = None
+    step: Optional[int] = None  # steps that the run had done by then
 
 
 class Preflight(NamedTuple):
-    """the nodes were checked
-
-    bad: excluded nodes, separated by spaces
-    checked: how many nodes
-    warnings: list of texts, each with its node
-    """
+    """the nodes were checked"""
 
     seconds: Optional[float]
-    bad: str
-    checked: Optional[int]
-    warnings: Tuple[str, ...]
+    bad: str  # excluded nodes, separated by spaces
+    checked: Optional[int]  # how many nodes
+    warnings: Tuple[str, ...]  # list of texts, each with its node
 
 
 class Measured(NamedTuple):
-    """What the measurement of the network found.
+    """What the measurement of the network found."""
 
-    result: ok, low (below `network.min_bandwidth`), groups (only the first process group works), tcp (the run fails),
-    none (not measured). speeds: GB/s by bytes. nccl: version.
-    """
-
+    #: ok, low (below `network.min_bandwidth`), groups (only the first process group works), tcp (the run fails), none
+    #: (not measured)
     result: str
     backend: str = ""
     transport: str = ""
     devices: Tuple[str, ...] = ()
     bus_gb_s: Optional[float] = None
-    speeds: Mapping[str, float] = {}
-    nccl: Optional[str] = None
+    speeds: Mapping[str, float] = {}  # GB/s by bytes
+    nccl: Optional[str] = None  # version
     measure_seconds: Optional[float] = None
 
 
 class Network(NamedTuple):
-    """the network between the nodes was measured
-
-    text: for people
-    measured: an object, see below
-    """
+    """the network between the nodes was measured"""
 
     seconds: Optional[float]
-    text: str
-    measured: Optional[Measured]
+    text: str  # for people
+    measured: Optional[Measured]  # an object, see below
 
 
 class NodeExcluded(NamedTuple):
-    """a node will not be used again
+    """a node will not be used again"""
 
-    excluded: the node
-    check: what found it: preflight, network; absent: the attempt
-    fault: user (what you have to correct), either (another node may be at fault); absent: that of the node
-    """
-
-    excluded: str
+    excluded: str  # the node
     reason: str
-    check: str = ""
-    fault: str = ""
+    check: str = ""  # what found it: preflight, network; absent: the attempt
+    fault: str = ""  # user (what you have to correct), either (another node may be at fault); absent: that of the node
 
 
 class AttemptStarted(NamedTuple):
-    """torchrun will start on these nodes
+    """torchrun will start on these nodes"""
 
-    nodes: separated by spaces
-    """
-
-    nodes: str
+    nodes: str  # separated by spaces
 
 
 class AttemptEnded(NamedTuple):
-    """the attempt has ended
-
-    node: that failed; may be empty
-    rank: that failed, or null
-    decision: done, stopped, failed, cancelled, requeue, next
-    ended_by: what ended it from outside: time limit, preemption, node failure, requeued, cancelled
-    not_requeued: why job.sh saw no use in another job
-    kind: of the cause, such as exception, signal, hang; not found: nobody said why
-    more: why this was the last attempt
-    """
+    """the attempt has ended"""
 
     exit_code: Optional[int]
     cause: str
-    node: str
-    rank: Optional[int]
-    decision: str
-    ended_by: str = ""
-    not_requeued: str = ""
-    kind: str = ""
-    more: str = ""
+    node: str  # that failed; may be empty
+    rank: Optional[int]  # that failed, or null
+    decision: str  # done, stopped, failed, cancelled, requeue, next
+    ended_by: str = ""  # what ended it from outside: time limit, preemption, node failure, requeued, cancelled
+    not_requeued: str = ""  # why job.sh saw no use in another job
+    kind: str = ""  # of the cause, such as exception, signal, hang; not found: nobody said why
+    more: str = ""  # why this was the last attempt
 
 
 class RanksTerminated(NamedTuple):
-    """the ranks did not exit in time after `slurmddp cancel`: job.sh sends SIGTERM
-
-    waited: seconds
-    """
+    """the ranks did not exit in time after `slurmddp cancel`: job.sh sends SIGTERM"""
 
     reason: str
-    waited: Optional[float]
+    waited: Optional[float]  # seconds
 
 
 class Cleaned(NamedTuple):
-    """the sweep has run
+    """the sweep has run"""
 
-    removed: processes that it killed and files that it removed
-    """
-
-    removed: str
+    removed: str  # processes that it killed and files that it removed
 
 
 class Requeued(NamedTuple):
-    """the job is back in the queue
+    """the job is back in the queue"""
 
-    how: requeue, chain
-    next_job: its job id
-    """
-
-    how: str
+    how: str  # requeue, chain
     reason: str
-    next_job: str
+    next_job: str  # its job id
 
 
 class HoldReleased(NamedTuple):
@@ -149,52 +106,36 @@ class HoldReleased(NamedTuple):
 
 
 class JobEnded(NamedTuple):
-    """the batch script has ended
-
-    signal: empty: none
-    decision: as above
-    """
+    """the batch script has ended"""
 
     exit_code: Optional[int]
-    signal: str
+    signal: str  # empty: none
     slurm_state: str
     slurm_reason: str
-    decision: str
+    decision: str  # as above
 
 
 class Alert(NamedTuple):
-    """an alert was sent, or could not be sent
+    """an alert was sent, or could not be sent"""
 
-    kind: started, requeued, recovered, hang, straggler, warning, stopping, failed, finished
-    spooled: whether it will be tried again
-    """
-
-    kind: str
+    kind: str  # started, requeued, recovered, hang, straggler, warning, stopping, failed, finished
     target: str
     delivered: Optional[bool]
-    spooled: Optional[bool]
+    spooled: Optional[bool]  # whether it will be tried again
 
 
 class Watchdog(NamedTuple):
-    """the watchdog job has looked at the run's job
+    """the watchdog job has looked at the run's job"""
 
-    watchdog: its own job id
-    outcome: waits, not submitted, no alert, alerted
-    state: Slurm's
-    """
-
-    watchdog: str
-    outcome: str
-    state: str
+    watchdog: str  # its own job id
+    outcome: str  # waits, not submitted, no alert, alerted
+    state: str  # Slurm's
 
 
 class CancelRequested(NamedTuple):
-    """`slurmddp cancel`, or Ctrl-C in `slurmddp run`
+    """`slurmddp cancel`, or Ctrl-C in `slurmddp run`"""
 
-    now: whether it was killed without a save
-    """
-
-    now: Optional[bool]
+    now: Optional[bool]  # whether it was killed without a save
 
 
 OF_JOB = (

@@ -21,20 +21,16 @@ class Signal(NamedTuple):
 
 
 class Marker(NamedTuple):
-    """What a marker says. state: one of those above; empty if it cannot be read.
-
-    signal: for which the ranks stopped; None: for something else. step, steps: as in Progress. validation: the last
-    evaluation of a bundled task, as in the event `finished`. rank, node: of the cause, if it names one.
-    """
+    """What a marker says. state: one of those above; empty if it cannot be read."""
 
     state: str = ""
     reason: str = ""
     cause: str = ""
-    signal: Optional[Signal] = None
-    step: Optional[int] = None
+    signal: Optional[Signal] = None  # for which the ranks stopped; None: for something else
+    step: Optional[int] = None  # step, steps: as in Progress
     steps: Optional[int] = None
-    validation: Optional[Mapping[str, Any]] = None
-    rank: Optional[int] = None
+    validation: Optional[Mapping[str, Any]] = None  # the last evaluation of a bundled task, as in the event `finished`
+    rank: Optional[int] = None  # rank, node: of the cause, if it names one
     node: str = ""
 
     @property

@@ -10,19 +10,14 @@ _OWN = frozenset(("time", "attempt", "step", "start", "seconds"))
 
 
 class Metrics(NamedTuple):
-    """What rank 0 measured up to a step. A line that the user's own script wrote may have little of it.
+    """What rank 0 measured up to a step. A line that the user's own script wrote may have little of it."""
 
-    step: optimizer steps so far. time: unix seconds. attempt: of torchrun. start: unix time when this start of the
-    ranks began to train, the same in all of its lines. seconds: by part, the running totals since then. figures: all
-    other keys.
-    """
-
-    step: int
-    time: Optional[float] = None
-    attempt: Optional[int] = None
-    start: Optional[float] = None
-    seconds: Mapping[str, float] = {}
-    figures: Mapping[str, Any] = {}
+    step: int  # optimizer steps so far
+    time: Optional[float] = None  # unix seconds
+    attempt: Optional[int] = None  # of torchrun
+    start: Optional[float] = None  # unix time when this start of the ranks began to train, the same in all of its lines
+    seconds: Mapping[str, float] = {}  # by part, the running totals since then
+    figures: Mapping[str, Any] = {}  # all other keys
 
     def write(self) -> Dict[str, Any]:
         """Return the line's object."""

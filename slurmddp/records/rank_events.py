@@ -1,15 +1,12 @@
-"""Events of the ranks and of torchrun's agents: see events.py. The docstrings are as in job_events.py."""
+"""Events of the ranks and of torchrun's agents: see events.py. Docstrings and comments are as in job_events.py."""
 
 from typing import Any, Mapping, NamedTuple, Optional, Tuple
 
 
 class RankStarted(NamedTuple):
-    """rank 0 has started
+    """rank 0 has started"""
 
-    seconds: since its process started
-    """
-
-    seconds: Optional[float]
+    seconds: Optional[float]  # since its process started
 
 
 class RanksStopped(NamedTuple):
@@ -17,35 +14,24 @@ class RanksStopped(NamedTuple):
 
 
 class RankExited(NamedTuple):
-    """a rank failed, and its agent saw how; not those that torchrun then ends
-
-    exit_code: null with a signal
-    signal: SIGKILL and so on, or null
-    """
+    """a rank failed, and its agent saw how; not those that torchrun then ends"""
 
     rank: Optional[int]
-    exit_code: Optional[int]
-    signal: Optional[str]
+    exit_code: Optional[int]  # null with a signal
+    signal: Optional[str]  # SIGKILL and so on, or null
 
 
 class Forged(NamedTuple):
-    """an agent got a message that somebody else wrote, did not read it, and ended its ranks
+    """an agent got a message that somebody else wrote, did not read it, and ended its ranks"""
 
-    text: for people
-    """
-
-    text: str
+    text: str  # for people
 
 
 class Started(NamedTuple):
-    """all ranks have joined
+    """all ranks have joined"""
 
-    world: ranks
-    nodes: how many
-    """
-
-    world: Optional[int]
-    nodes: Optional[int]
+    world: Optional[int]  # ranks
+    nodes: Optional[int]  # how many
     parallel: str
     torch: str
     device: str
@@ -54,13 +40,10 @@ class Started(NamedTuple):
 
 
 class WeightsLoaded(NamedTuple):
-    """weights of `init_from` were loaded
-
-    tensors: how many
-    """
+    """weights of `init_from` were loaded"""
 
     path: str
-    tensors: Optional[int]
+    tensors: Optional[int]  # how many
 
 
 class CheckpointRejected(NamedTuple):
@@ -72,41 +55,31 @@ class CheckpointRejected(NamedTuple):
 
 
 class Resumed(NamedTuple):
-    """a checkpoint was loaded
-
-    from_world: ranks that saved it
-    """
+    """a checkpoint was loaded"""
 
     step: Optional[int]
     path: str
-    from_world: Optional[int]
+    from_world: Optional[int]  # ranks that saved it
     samples: Optional[int]
     random_states_restored: Optional[bool]
 
 
 class Ready(NamedTuple):
-    """the first step is next
-
-    peak_tflops: measured, all ranks
-    sheet_tflops: by the data sheet
-    """
+    """the first step is next"""
 
     step: Optional[int]
     flops_per_target: Optional[float]
-    peak_tflops: Optional[float]
-    sheet_tflops: Optional[float]
+    peak_tflops: Optional[float]  # measured, all ranks
+    sheet_tflops: Optional[float]  # by the data sheet
     lower_bound: Optional[bool]
     not_counted: Tuple[str, ...]
 
 
 class FirstStep(NamedTuple):
-    """the first step of this start is done
-
-    seconds: since the start
-    """
+    """the first step of this start is done"""
 
     step: Optional[int]
-    seconds: Optional[float]
+    seconds: Optional[float]  # since the start
 
 
 class StepSkipped(NamedTuple):
@@ -117,18 +90,14 @@ class StepSkipped(NamedTuple):
 
 
 class Evaluated(NamedTuple):
-    """an evaluation is done
-
-    count_: targets
-    figures: the task's own figures
-    """
+    """an evaluation is done"""
 
     step: Optional[int]
     seconds: Optional[float]
     loss: Optional[float]
-    count_: Optional[int]
+    count_: Optional[int]  # targets
     samples: Optional[int]
-    figures: Mapping[str, Any]
+    figures: Mapping[str, Any]  # the task's own figures
 
 
 class Validation(NamedTuple):
@@ -141,181 +110,125 @@ class Validation(NamedTuple):
 
 
 class CheckpointSaved(NamedTuple):
-    """a checkpoint is complete
-
-    stall: seconds that training waited
-    """
+    """a checkpoint is complete"""
 
     step: Optional[int]
     seconds: Optional[float]
-    stall: Optional[float]
+    stall: Optional[float]  # seconds that training waited
     bytes: Optional[int]
     path: str
 
 
 class CheckpointFailed(NamedTuple):
-    """a checkpoint could not be written
-
-    older: whether an older one is there
-    """
+    """a checkpoint could not be written"""
 
     step: Optional[int]
     why: str
-    older: Optional[bool]
+    older: Optional[bool]  # whether an older one is there
 
 
 class StragglerBegins(NamedTuple):
-    """a host is slower than the others
-
-    part: data, compute, network
-    factor: times the others
-    seconds_a_step: more per step
-    """
+    """a host is slower than the others"""
 
     host: str
     slow_rank: Optional[int]
-    part: str
-    factor: Optional[float]
-    seconds_a_step: Optional[float]
+    part: str  # data, compute, network
+    factor: Optional[float]  # times the others
+    seconds_a_step: Optional[float]  # more per step
 
 
 class StragglerEnds(NamedTuple):
-    """it is no longer slower
-
-    seconds_a_step: as at its beginning
-    """
+    """it is no longer slower"""
 
     host: str
     slow_rank: Optional[int]
     part: str
     factor: Optional[float]
-    seconds_a_step: Optional[float]
+    seconds_a_step: Optional[float]  # as at its beginning
 
 
 class LinksProbed(NamedTuple):
-    """pairs of hosts were timed
+    """pairs of hosts were timed"""
 
-    host: with slow links, or null
-    """
-
-    host: Optional[str]
+    host: Optional[str]  # with slow links, or null
     factor: Optional[float]
     text: str
 
 
 class Profiled(NamedTuple):
-    """traces of torch.profiler were written (`slurmddp debug profile`)
+    """traces of torch.profiler were written (`slurmddp debug profile`)"""
 
-    step: the first step in them
-    last: the last one
-    error: of the first rank that failed, or empty
-    """
-
-    step: Optional[int]
-    last: Optional[int]
+    step: Optional[int]  # the first step in them
+    last: Optional[int]  # the last one
     files: Tuple[str, ...]
-    error: str
+    error: str  # of the first rank that failed, or empty
 
 
 class Hang(NamedTuple):
-    """a rank made no progress before the deadline
+    """a rank made no progress before the deadline"""
 
-    kind: silent, behind, all
-    nodes: of these ranks
-    waited: seconds
-    deadline: seconds
-    """
-
-    kind: str
+    kind: str  # silent, behind, all
     ranks: Tuple[int, ...]
-    nodes: Tuple[str, ...]
+    nodes: Tuple[str, ...]  # of these ranks
     phase: str
     step: Optional[int]
-    waited: Optional[float]
-    deadline: Optional[float]
+    waited: Optional[float]  # seconds
+    deadline: Optional[float]  # seconds
 
 
 class HangReported(NamedTuple):
-    """a rank of your own script made no progress before the deadline; nothing was stopped
-
-    phase: start, step
-    stacks: folder; also has the dumps of the flight recorder
-    """
+    """a rank of your own script made no progress before the deadline; nothing was stopped"""
 
     kind: str
     ranks: Tuple[int, ...]
     nodes: Tuple[str, ...]
-    phase: str
+    phase: str  # start, step
     step: Optional[int]
     waited: Optional[float]
     deadline: Optional[float]
-    stacks: str
+    stacks: str  # folder; also has the dumps of the flight recorder
 
 
 class HangOver(NamedTuple):
-    """the ranks make progress again
-
-    nodes: as reported
-    """
+    """the ranks make progress again"""
 
     ranks: Tuple[int, ...]
-    nodes: Tuple[str, ...]
+    nodes: Tuple[str, ...]  # as reported
 
 
 class NoProcessGroup(NamedTuple):
-    """several ranks of your own script make steps, and no process group was made
+    """several ranks of your own script make steps, and no process group was made"""
 
-    world: ranks
-    text: for people
-    """
-
-    world: Optional[int]
-    text: str
+    world: Optional[int]  # ranks
+    text: str  # for people
 
 
 class Restarted(NamedTuple):
-    """your own script has made its first steps after an earlier start of its ranks
+    """your own script has made its first steps after an earlier start of its ranks"""
 
-    how: went on, from zero, unknown
-    step: the first of this start, or null
-    before: the last that was seen before, or null
-    best: the highest that was seen, or null
-    lost: at least so many steps, if from zero
-    text: for people
-    """
-
-    how: str
-    step: Optional[int]
-    before: Optional[int]
-    best: Optional[int]
-    lost: Optional[int]
-    text: str
+    how: str  # went on, from zero, unknown
+    step: Optional[int]  # the first of this start, or null
+    before: Optional[int]  # the last that was seen before, or null
+    best: Optional[int]  # the highest that was seen, or null
+    lost: Optional[int]  # at least so many steps, if from zero
+    text: str  # for people
 
 
 class KeepingSave(NamedTuple):
-    """the newest save of a script of your own is being copied, before the ranks start again
+    """the newest save of a script of your own is being copied, before the ranks start again"""
 
-    path: the save
-    seconds: that it may take
-    """
-
-    path: str
+    path: str  # the save
     bytes: Optional[int]
-    seconds: Optional[float]
+    seconds: Optional[float]  # that it may take
 
 
 class SaveKept(NamedTuple):
-    """that save was copied, or could not be
+    """that save was copied, or could not be"""
 
-    path: the save
-    kept: its copy; empty: there is none
-    why: it was not copied
-    """
-
-    path: str
-    kept: str
+    path: str  # the save
+    kept: str  # its copy; empty: there is none
     bytes: Optional[int]
-    why: str
+    why: str  # it was not copied
 
 
 class ProcessGroupMade(NamedTuple):
@@ -323,12 +236,9 @@ class ProcessGroupMade(NamedTuple):
 
 
 class Error(NamedTuple):
-    """a rank failed
+    """a rank failed"""
 
-    kind: the exception
-    """
-
-    kind: str
+    kind: str  # the exception
     message: str
 
 
@@ -340,27 +250,19 @@ class Stopping(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """a clean exit, from every rank
+    """a clean exit, from every rank"""
 
-    seconds: an object: seconds by part, as in metrics.jsonl, since it was ready
-    """
-
-    seconds: Mapping[str, float]
+    seconds: Mapping[str, float]  # an object: seconds by part, as in metrics.jsonl, since it was ready
 
 
 class Finished(NamedTuple):
-    """a clean exit
+    """a clean exit"""
 
-    state: done, stopped
-    steps: asked for
-    validation: the validation set: loss and so on as in evaluated, or null
-    """
-
-    state: str
+    state: str  # done, stopped
     step: Optional[int]
-    steps: Optional[int]
+    steps: Optional[int]  # asked for
     reason: str
-    validation: Optional[Validation]
+    validation: Optional[Validation]  # the validation set: loss and so on as in evaluated, or null
 
 
 OF_RANKS = (

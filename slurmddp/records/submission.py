@@ -9,23 +9,16 @@ SCHEDULERS = ("slurm", "local", "allocation")
 
 
 class Submission(NamedTuple):
-    """How a run was handed over.
+    """How a run was handed over."""
 
-    job_id     `123`, `123;cluster` or `local-PID-STARTTIME`; of the surrounding job for an allocation; empty while
-               sbatch has not answered: this is written before it is called, and the job may be in the queue
-    scheduler  slurm (sbatch), local (a process of this machine), allocation (`slurmddp run` inside a job)
-    command    the command line that was run
-    time       when, ISO 8601 with zone
-    host       on which machine (a local process is found only there)
-    failed     why sbatch gave no answer; empty if it did, and while it is waited for
-    """
-
+    #: `123`, `123;cluster` or `local-PID-STARTTIME`; of the surrounding job for an allocation; empty while sbatch has
+    #: not answered: this is written before it is called, and the job may be in the queue
     job_id: str
-    scheduler: str
-    command: Tuple[str, ...]
-    time: str
-    host: str
-    failed: str = ""
+    scheduler: str  # slurm (sbatch), local (a process of this machine), allocation (`slurmddp run` inside a job)
+    command: Tuple[str, ...]  # the command line that was run
+    time: str  # when, ISO 8601 with zone
+    host: str  # on which machine (a local process is found only there)
+    failed: str = ""  # why sbatch gave no answer; empty if it did, and while it is waited for
 
     def write(self) -> Dict[str, Any]:
         """Return the object."""

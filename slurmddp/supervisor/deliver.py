@@ -28,18 +28,14 @@ _LEFT_OUT = "the cause is left out, and the log: the run's secrets, which they m
 
 
 class Settings(NamedTuple):
-    """Where a run's alerts come from, and where they wait.
-
-    secrets: the folder of its addresses, in the home folder. disks: folders on the node's own disk; the first one that
-    others cannot change is used. logs: those of the attempt; empty: found by its number.
-    """
+    """Where a run's alerts come from, and where they wait."""
 
     run: str
-    secrets: str
-    disks: Tuple[str, ...]
+    secrets: str  # the folder of its addresses, in the home folder
+    disks: Tuple[str, ...]  # folders on the node's own disk; the first one that others cannot change is used
     job_id: str = ""
     host: str = ""
-    logs: str = ""
+    logs: str = ""  # those of the attempt; empty: found by its number
 
     @property
     def run_id(self) -> str:

@@ -14,17 +14,13 @@ def program(run: str, python: str, name: str) -> List[str]:
 
 
 class Values(NamedTuple):
-    """What job.sh says of the job, and where it runs.
-
-    words: by name; empty: no, none or unknown. step_options: of the ranks' srun. rank_options: further ones of
-    launch.mode srun. folder: of this script on the node's disk, where job.sh and the supervisor leave each other word.
-    """
+    """What job.sh says of the job, and where it runs."""
 
     run: str
-    folder: str
-    words: Dict[str, str]
-    step_options: Tuple[str, ...]
-    rank_options: Tuple[str, ...]
+    folder: str  # of this script on the node's disk, where job.sh and the supervisor leave each other word
+    words: Dict[str, str]  # by name; empty: no, none or unknown
+    step_options: Tuple[str, ...]  # of the ranks' srun
+    rank_options: Tuple[str, ...]  # further ones of launch.mode srun
 
     def number(self, name: str) -> Optional[int]:
         text = self.words[name]

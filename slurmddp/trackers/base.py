@@ -20,29 +20,22 @@ class Facts(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A line of metrics.jsonl, or an evaluation.
+    """A line of metrics.jsonl, or an evaluation."""
 
-    number: counts them from 1, across restarts. again: a restart trains from this step, so that points of it and of
-    later steps that were sent before no longer hold.
-    """
-
-    number: int
+    number: int  # counts them from 1, across restarts
     time: float
     step: int
     values: Mapping[str, float]
+    #: a restart trains from this step, so that points of it and of later steps that were sent before no longer hold
     again: bool = False
 
 
 class Tracker(Protocol):
-    """One run of a tracker.
+    """One run of a tracker."""
 
-    where: for people; key: what finds the run again in the next sync; durable: whether `send` returns only when
-    nothing can be lost any more. Otherwise `close` does.
-    """
-
-    where: str
-    key: str
-    durable: bool
+    where: str  # for people
+    key: str  # what finds the run again in the next sync
+    durable: bool  # whether `send` returns only when nothing can be lost any more. Otherwise `close` does.
 
     def send(self, points: Sequence[Point]) -> None:
         """Send the points, in their order."""

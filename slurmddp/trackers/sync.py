@@ -36,19 +36,16 @@ _TOLD = ("train", "parallel", "checkpoint")
 
 @dataclass(frozen=True)
 class Sent:
-    """How far a run was sent: bytes and lines of metrics.jsonl, its last step, evaluations, and the tracker's run.
-
-    key: of that run; state: how slurmddp's run ended, if the tracker was told; newest: the last line with `seconds`.
-    """
+    """How far a run was sent: bytes and lines of metrics.jsonl, its last step, evaluations, and the tracker's run."""
 
     offset: int = 0
     lines: int = 0
     step: int = 0
     evaluations: int = 0
-    key: str | None = None
+    key: str | None = None  # of that run
     where: str | None = None
-    state: str | None = None
-    newest: Mapping[str, Any] | None = None
+    state: str | None = None  # how slurmddp's run ended, if the tracker was told
+    newest: Mapping[str, Any] | None = None  # the last line with `seconds`
 
 
 def sync(

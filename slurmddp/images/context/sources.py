@@ -21,20 +21,13 @@ ADDRESS = re.compile(r"(?:[a-z][a-z0-9+.-]*://|git@)")
 
 @dataclass(frozen=True)
 class Staged:
-    """Where the sources of a COPY are when %post begins.
+    """Where the sources of a COPY are when %post begins."""
 
-    files:    the (source, destination) of %files, one for each of the numbers that it took.
-    places:   in the folder of the number; one with a pattern is the shell's to expand.
-    archives: those that ADD unpacks.
-    items:    what is gathered from this machine.
-    kept:     what their stage has to keep of its /tmp and /var/tmp, for the shell.
-    """
-
-    files: tuple[tuple[str, str], ...]
-    places: tuple[str, ...]
-    archives: frozenset[str] = frozenset()
-    items: tuple[Item, ...] = ()
-    kept: tuple[str, ...] = ()
+    files: tuple[tuple[str, str], ...]  # the (source, destination) of %files, one for each of the numbers that it took
+    places: tuple[str, ...]  # in the folder of the number; one with a pattern is the shell's to expand
+    archives: frozenset[str] = frozenset()  # those that ADD unpacks
+    items: tuple[Item, ...] = ()  # what is gathered from this machine
+    kept: tuple[str, ...] = ()  # what their stage has to keep of its /tmp and /var/tmp, for the shell
 
 
 def from_context(copy: Copy, number: int, context: Context) -> Staged:

@@ -22,17 +22,13 @@ FOLDER, SECRETS = "files", "secrets"
 
 @dataclass(frozen=True)
 class Item:
-    """What is put at `place`: a copy of `path` and all below it, or a file of this `text`.
-
-    whole: False for a folder's mode and time alone.
-    url:   of what is fetched first, and its checksum as `where` gives it, or "".
-    """
+    """What is put at `place`: a copy of `path` and all below it, or a file of this `text`."""
 
     place: str
     path: Path
-    whole: bool = True
+    whole: bool = True  # False for a folder's mode and time alone
     text: str | None = field(default=None, repr=False)
-    url: str = ""
+    url: str = ""  # of what is fetched first, and its checksum as `where` gives it, or ""
     checksum: str = ""
     where: str = ""
 

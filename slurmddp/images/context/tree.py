@@ -88,14 +88,11 @@ class Context:
 
 @dataclass
 class Tree:
-    """What one source of a COPY holds.
+    """What one source of a COPY holds."""
 
-    folder:  whether the source is a folder, whose content is copied.
-    entries: (path, name, whole): a name is relative to the source, with `/`, and "" for the source itself; of a folder
-             that is not whole, what goes in of it follows.
-    """
-
-    folder: bool
+    folder: bool  # whether the source is a folder, whose content is copied
+    #: (path, name, whole): a name is relative to the source, with `/`, and "" for the source itself; of a folder that
+    #: is not whole, what goes in of it follows
     entries: list[tuple[Path, str, bool]] = field(default_factory=list)
 
     def below(self, place: str, top: Path) -> Tree:

@@ -32,23 +32,18 @@ _DEEPEST = 50
 
 @dataclass(frozen=True)
 class Converted:
-    """A Dockerfile as a definition file.
+    """A Dockerfile as a definition file."""
 
-    labelled:   (pins of bases in registries, commit or None) -> the whole text.
-    bases:      the images that the stages start from; the last is the final stage's, through other stages where its
-                FROM names one.
-    items:      files and folders of the build context that go in.
-    notes:      for the user: what has no effect under Apptainer, or may differ.
-    undecided:  what cannot be converted without the base's configuration; there is no text then.
-    with_bases: what registries say of the bases, by their names -> the same Dockerfile, not read again, with what
-                follows from it.
-    """
-
+    #: (pins of bases in registries, commit or None) -> the whole text
     labelled: Callable[[str, Mapping[str, Pin], str | None], str]
+    #: the images that the stages start from; the last is the final stage's, through other stages where its FROM names
+    #: one
     bases: tuple[Base, ...]
-    items: tuple[Item, ...]
-    notes: tuple[str, ...]
-    undecided: UserError | None
+    items: tuple[Item, ...]  # files and folders of the build context that go in
+    notes: tuple[str, ...]  # for the user: what has no effect under Apptainer, or may differ
+    undecided: UserError | None  # what cannot be converted without the base's configuration; there is no text then
+    #: what registries say of the bases, by their names -> the same Dockerfile, not read again, with what follows from
+    #: it
     with_bases: Callable[[Mapping[str, RegistryImage]], Converted]
 
     @property
@@ -183,18 +178,14 @@ def _notes(name: str, stages: tuple[Stage, ...], setting: Setting, conversion: _
 
 @dataclass
 class _Conversion:
-    """Finds the stages that the wanted one needs while it walks over it, those first.
-
-    shared:  the numbers of the stages that others start from by a copy of their files.
-    made:    the stages of the definition file, in its order, by what the Dockerfile says that they are.
-    visited: the numbers of those of the Dockerfile that went in.
-    """
+    """Finds the stages that the wanted one needs while it walks over it, those first."""
 
     stages: tuple[Stage, ...]
     setting: Setting
-    shared: Collection[int]
+    shared: Collection[int]  # the numbers of the stages that others start from by a copy of their files
+    #: the stages of the definition file, in its order, by what the Dockerfile says that they are
     made: dict[str, Sections] = field(default_factory=dict)
-    visited: set[int] = field(default_factory=set)
+    visited: set[int] = field(default_factory=set)  # the numbers of those of the Dockerfile that went in
     _walking: list[Stage] = field(default_factory=list)
 
     def walk(self, stage: Stage) -> tuple[Running, Parts | None]:

@@ -35,24 +35,18 @@ _EXCLUDED = re.compile(f"/?{_PART}(?:/{_PART})*/?")
 
 @dataclass(frozen=True)
 class Copy:
-    """One COPY or ADD, read.
-
-    stage:   what --from names, else None.
-    owner:   for chown, or "" where it stays; mode: for chmod, or "".
-    parents: whether folders above a source go in, too.
-    without: what of a stage's folder is left out, as words of the shell.
-    inline:  heredocs among the sources: their names, and their texts as words of the shell.
-    """
+    """One COPY or ADD, read."""
 
     instruction: Instruction
     origins: tuple[str, ...]
     destination: Parts
-    stage: str | None
-    owner: Parts = ()
-    mode: str = ""
-    parents: bool = False
+    stage: str | None  # what --from names, else None
+    owner: Parts = ()  # for chown, or "" where it stays
+    mode: str = ""  # for chmod, or ""
+    parents: bool = False  # whether folders above a source go in, too
     exclude: Ignore = Ignore()  # noqa: RUF009 -- frozen
-    without: str = ""
+    without: str = ""  # what of a stage's folder is left out, as words of the shell
+    #: heredocs among the sources: their names, and their texts as words of the shell
     inline: tuple[tuple[str, str], ...] = ()
     addresses: tuple[tuple[str, str], ...] = ()
     checksum: str = ""

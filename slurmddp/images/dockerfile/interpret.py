@@ -35,59 +35,42 @@ _APPTAINERS = ("HOME", "PWD")
 
 @dataclass
 class Sections:
-    """One stage of the definition file, for the template: each line as it stands there.
-
-    name:       the stage's name in the definition file.
-    files_from: lines of %files by the stage that they come from.
-    secrets:    ids of those that %files brings; mounts: how many RUN has.
-    users:      whether a RUN is another user's than root's.
-    puts:       whether %post copies files or makes folders of a user.
-    post:       for each instruction, a command that does nothing and names its line, or "", and its lines of %post.
-    start:      the stage whose files this one starts from, instead of the base's; starts: whether it is such a stage.
-    kept:       what later stages take of its /tmp and /var/tmp.
-    """
+    """One stage of the definition file, for the template: each line as it stands there."""
 
     base: Base
-    name: str = ""
-    files_from: dict[str, list[str]] = field(default_factory=dict)
-    secrets: list[str] = field(default_factory=list)
-    mounts: int = 0
+    name: str = ""  # the stage's name in the definition file
+    files_from: dict[str, list[str]] = field(default_factory=dict)  # lines of %files by the stage that they come from
+    secrets: list[str] = field(default_factory=list)  # ids of those that %files brings
+    mounts: int = 0  # how many RUN has
+    #: for each instruction, a command that does nothing and names its line, or "", and its lines of %post
     post: list[tuple[str, list[str]]] = field(default_factory=list)
-    users: bool = False
-    puts: bool = False
-    start: str = ""
-    starts: bool = False
-    kept: dict[str, None] = field(default_factory=dict)
+    users: bool = False  # whether a RUN is another user's than root's
+    puts: bool = False  # whether %post copies files or makes folders of a user
+    start: str = ""  # the stage whose files this one starts from, instead of the base's
+    starts: bool = False  # whether it is such a stage
+    kept: dict[str, None] = field(default_factory=dict)  # what later stages take of its /tmp and /var/tmp
     environment: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
 
 
 @dataclass
 class Setting:
-    """What all stages of one conversion share.
-
-    bases: what registries say of bases, by their names; without it WORKDIR and ENTRYPOINT of most are unknown.
-    problems: what cannot be converted.
-    secrets: ids of those that the build has; used_secrets: those that a RUN takes.
-    used:  the build's arguments that something takes.
-    notes: for the user.
-    assumed: by base, what of its configuration is assumed since no registry was asked.
-    items: what is gathered from this machine.
-    staged: how many numbers sources of COPY have taken.
-    """
+    """What all stages of one conversion share."""
 
     context: Context
     given: Mapping[str, str]
     declared: Mapping[str, str | None]
+    #: what registries say of bases, by their names; without it WORKDIR and ENTRYPOINT of most are unknown
     bases: Mapping[str, RegistryImage]
-    problems: Problems
-    secrets: Collection[str] = ()
-    used_secrets: set[str] = field(default_factory=set)
-    used: set[str] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)
+    problems: Problems  # what cannot be converted
+    secrets: Collection[str] = ()  # ids of those that the build has
+    used_secrets: set[str] = field(default_factory=set)  # those that a RUN takes
+    used: set[str] = field(default_factory=set)  # the build's arguments that something takes
+    notes: list[str] = field(default_factory=list)  # for the user
+    #: by base, what of its configuration is assumed since no registry was asked
     assumed: dict[str, dict[str, None]] = field(default_factory=dict)
-    items: list[Item] = field(default_factory=list)
-    staged: int = 0
+    items: list[Item] = field(default_factory=list)  # what is gathered from this machine
+    staged: int = 0  # how many numbers sources of COPY have taken
 
 
 class Interpreter:

@@ -28,41 +28,27 @@ _FLAG = re.compile(r"--([a-z][a-z-]*)(?:=(\S*))?(?:\s+|$)")
 
 @dataclass(frozen=True)
 class Heredoc:
-    """The text between a `<<NAME` of an instruction and its end.
+    """The text between a `<<NAME` of an instruction and its end."""
 
-    word:   what stands in the instruction, such as `<<EOF`.
-    text:   as it stands in the file, each line with its break.
-    expand: whether NAME has no quotes, so that variables of the text are replaced.
-    content: the text without the tabs at the begin of lines that `<<-NAME` takes away.
-    """
-
-    word: str
+    word: str  # what stands in the instruction, such as `<<EOF`
     name: str
-    text: str
-    expand: bool
-    content: str
+    text: str  # as it stands in the file, each line with its break
+    expand: bool  # whether NAME has no quotes, so that variables of the text are replaced
+    content: str  # the text without the tabs at the begin of lines that `<<-NAME` takes away
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction.
+    """One instruction."""
 
-    keyword: in upper case.
-    text:    what follows it and its options, on one line, as Docker joins it.
-    pieces:  the same text, cut where the file has its line breaks.
-    flags:   the options before the text, (name, value or "").
-    escape:  the character that continues a line and takes a meaning away.
-    heredocs: the texts behind it.
-    """
-
-    keyword: str
-    text: str
-    pieces: tuple[str, ...]
+    keyword: str  # in upper case
+    text: str  # what follows it and its options, on one line, as Docker joins it
+    pieces: tuple[str, ...]  # the same text, cut where the file has its line breaks
     line: int
     file: str
-    flags: tuple[tuple[str, str], ...] = ()
-    escape: str = "\\"
-    heredocs: tuple[Heredoc, ...] = ()
+    flags: tuple[tuple[str, str], ...] = ()  # the options before the text, (name, value or "")
+    escape: str = "\\"  # the character that continues a line and takes a meaning away
+    heredocs: tuple[Heredoc, ...] = ()  # the texts behind it
 
     @property
     def where(self) -> str:

@@ -26,18 +26,12 @@ _PATH = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 
 @dataclass
 class Scope:
-    """Variables of one stage.
+    """Variables of one stage."""
 
-    given:    the build's arguments.
-    declared: those that an ARG before the first FROM names, with their values.
-    used:     names of the build's arguments that an ARG took.
-    base:     the variables of the base image; None where no registry was asked.
-    """
-
-    given: Mapping[str, str]
-    declared: Mapping[str, str | None]
-    used: set[str]
-    base: Mapping[str, str] | None = None
+    given: Mapping[str, str]  # the build's arguments
+    declared: Mapping[str, str | None]  # those that an ARG before the first FROM names, with their values
+    used: set[str]  # names of the build's arguments that an ARG took
+    base: Mapping[str, str] | None = None  # the variables of the base image; None where no registry was asked
     _arguments: dict[str, str | Reference | None] = field(default_factory=dict)
     _environment: dict[str, str | Reference] = field(default_factory=dict)
 

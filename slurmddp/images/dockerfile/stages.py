@@ -25,20 +25,14 @@ WORK = ("RUN", "COPY", "ADD")
 
 @dataclass(frozen=True)
 class Stage:
-    """One FROM and what follows it.
-
-    name:   as FROM ... AS names it, in lower case; "" where it does not.
-    image:  what it starts from: an image in a registry, or the name of another stage.
-    parent: number of the stage that it starts from, None where it starts from an image.
-    body:   its instructions without FROM.
-    """
+    """One FROM and what follows it."""
 
     number: int
-    name: str
-    image: str
-    parent: int | None
+    name: str  # as FROM ... AS names it, in lower case; "" where it does not.
+    image: str  # what it starts from: an image in a registry, or the name of another stage
+    parent: int | None  # number of the stage that it starts from, None where it starts from an image
     begin: Instruction
-    body: tuple[Instruction, ...]
+    body: tuple[Instruction, ...]  # its instructions without FROM
 
 
 def platform_arguments() -> dict[str, str]:

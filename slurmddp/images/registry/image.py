@@ -15,33 +15,21 @@ _PACKAGE_REVISION = re.compile(r"(\d+(?:\.\d+)*)-\d[\w.+~]*")
 
 @dataclass(frozen=True)
 class RegistryImage:
-    """An image by its manifest and configuration. None, or "": the image does not say. All texts are single lines.
+    """An image by its manifest and configuration. None, or "": the image does not say. All texts are single lines."""
 
-    reference:       what was asked for, spelled out.
-    digest:          of what the reference names, an image or an index of images; with it, a name is pinned.
-    platform_digest: of this architecture's manifest; the same where there is no index.
-    architecture:    in Go's words: amd64, arm64.
-    env:             the environment that the image sets.
-    workdir, user:   what its configuration sets; None: it sets none (/ and root then).
-    shell:           what RUN and CMD in shell form are handed to.
-    triggers:        its ONBUILD instructions; one of several lines is only counted, as "...".
-    created:         RFC 3339, as the image has it.
-    size:            bytes of the layers as they are pulled (compressed).
-    """
-
-    reference: Reference
-    digest: str
-    platform_digest: str
-    architecture: str
+    reference: Reference  # what was asked for, spelled out
+    digest: str  # of what the reference names, an image or an index of images; with it, a name is pinned
+    platform_digest: str  # of this architecture's manifest; the same where there is no index
+    architecture: str  # in Go's words: amd64, arm64
     os: str
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)  # the environment that the image sets
     entrypoint: tuple[str, ...] | None = None
-    workdir: str | None = None
+    workdir: str | None = None  # workdir, user: what its configuration sets; None: it sets none (/ and root then)
     user: str | None = None
-    shell: tuple[str, ...] | None = None
-    triggers: tuple[str, ...] = ()
-    created: str | None = None
-    size: int = 0
+    shell: tuple[str, ...] | None = None  # what RUN and CMD in shell form are handed to
+    triggers: tuple[str, ...] = ()  # its ONBUILD instructions; one of several lines is only counted, as "..."
+    created: str | None = None  # RFC 3339, as the image has it
+    size: int = 0  # bytes of the layers as they are pulled (compressed)
 
     @property
     def cuda_driver_version(self) -> str | None:

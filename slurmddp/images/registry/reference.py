@@ -23,17 +23,12 @@ FORMS = "write HOST/NAME:TAG or HOST/NAME@sha256:DIGEST, such as nvcr.io/nvidia/
 
 @dataclass(frozen=True)
 class Reference:
-    """An image in a registry, spelled out: `ubuntu` is docker.io, library/ubuntu, latest.
+    """An image in a registry, spelled out: `ubuntu` is docker.io, library/ubuntu, latest."""
 
-    registry: host, with its port where it has one.
-    name:     the repository's path in it.
-    tag:      None where only a digest was written.
-    digest:   "sha256:" and 64 digits; where there is one, it decides, and the tag is only read by people.
-    """
-
-    registry: str
-    name: str
-    tag: str | None = None
+    registry: str  # host, with its port where it has one
+    name: str  # the repository's path in it
+    tag: str | None = None  # None where only a digest was written
+    #: "sha256:" and 64 digits; where there is one, it decides, and the tag is only read by people
     digest: str | None = None
 
     @property

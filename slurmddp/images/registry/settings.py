@@ -61,19 +61,16 @@ class Location:
 
 @dataclass(frozen=True)
 class RegistrySettings:
-    """How registries are reached.
+    """How registries are reached."""
 
-    proxy:    "http://HOST:PORT" for every host but loopback ones and those in NO_PROXY; None: HTTPS_PROXY (for
-              plain HTTP: http_proxy) of the environment.
-    mirrors:  a registry's host -> HOST[:PORT][/PATH] that is asked instead of it, and alone.
-    insecure: hosts, with or without a port, with which plain HTTP is spoken; loopback hosts need no mention.
-    timeout:  seconds that all answers about one image may take together.
-    """
-
+    #: "http://HOST:PORT" for every host but loopback ones and those in NO_PROXY; None: HTTPS_PROXY (for plain HTTP:
+    #: http_proxy) of the environment
     proxy: str | None = None
+    #: a registry's host -> HOST[:PORT][/PATH] that is asked instead of it, and alone
     mirrors: Mapping[str, str] = field(default_factory=dict)
+    #: hosts, with or without a port, with which plain HTTP is spoken; loopback hosts need no mention
     insecure: frozenset[str] = frozenset()
-    timeout: float = 30.0
+    timeout: float = 30.0  # seconds that all answers about one image may take together
 
     @property
     def patience(self) -> float:

@@ -25,18 +25,13 @@ CONTINUES = "; slurmddp submit --resume continues from its newest checkpoint, if
 
 
 class Ending(NamedTuple):
-    """What a signal means that ends the job.
+    """What a signal means that ends the job."""
 
-    why: CANCELLED, TIME_LIMIT, PREEMPTION, NODE_FAILURE or REQUEUED. withdraw: whether the job is to be cancelled, for
-    Slurm may have put it back by itself. back: STAYS_OUT, ASK or WAS_BROUGHT. kept: why it stays out, if that is worth
-    a word. ledger: to be kept.
-    """
-
-    why: str
-    ledger: Ledger
-    withdraw: bool = False
-    back: str = STAYS_OUT
-    kept: str = ""
+    why: str  # CANCELLED, TIME_LIMIT, PREEMPTION, NODE_FAILURE or REQUEUED
+    ledger: Ledger  # to be kept
+    withdraw: bool = False  # whether the job is to be cancelled, for Slurm may have put it back by itself
+    back: str = STAYS_OUT  # STAYS_OUT, ASK or WAS_BROUGHT
+    kept: str = ""  # why it stays out, if that is worth a word
 
 
 def ending(

@@ -32,140 +32,103 @@ class Moment(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """Values of the job that never change.
-
-    requeue_policy: requeue, chain or none: how the job gets back into the queue. must_save: whether an own script goes
-    back at the time limit only with evidence that its next start continues. stop_lead: seconds before the time limit at
-    which the ranks are asked to save; None: never. cancel_grace: seconds from a cancel to SIGTERM, for an own script;
-    None: never. breaker: starts in a row without progress that fail the run. max_gpu_hours: of all starts of the run;
-    None: no limit. breaker_from_zero: starts from step 1 after a fault that an own script may make; None: any number.
-    checkpoints: where an own script saves.
-    """
+    """Values of the job that never change."""
 
     run: str
     scheduler: str = "slurm"
     own_script: bool = False
-    requeue_policy: str = "requeue"
+    requeue_policy: str = "requeue"  # requeue, chain or none: how the job gets back into the queue
+    #: whether an own script goes back at the time limit only with evidence that its next start continues
     must_save: bool = False
     preflight: str = ""
-    breaker: int = 3
-    stop_lead: Optional[int] = None
-    cancel_grace: Optional[int] = None
+    breaker: int = 3  # starts in a row without progress that fail the run
+    stop_lead: Optional[int] = None  # seconds before the time limit at which the ranks are asked to save; None: never
+    cancel_grace: Optional[int] = None  # seconds from a cancel to SIGTERM, for an own script; None: never
     nodes_min: int = 1
     nodes_max: int = 1
-    max_gpu_hours: Optional[float] = None
+    max_gpu_hours: Optional[float] = None  # of all starts of the run; None: no limit
+    #: starts from step 1 after a fault that an own script may make; None: any number
     breaker_from_zero: Optional[int] = None
-    checkpoints: Tuple[str, ...] = ()
+    checkpoints: Tuple[str, ...] = ()  # where an own script saves
 
 
 class Ledger(NamedTuple):
-    """What all starts of the run, over all requeues, have come to.
+    """What all starts of the run, over all requeues, have come to."""
 
-    failures: the oldest first; the ranks' side adds some. best: the step of the best start that ended at its limit.
-    gpu_seconds: of all jobs so far, this one included. from_zero: starts after a fault that began at step 1 again.
-    last_error: what all ranks of the newest failed start raised before their first step; empty: they did not.
-    strangers: attempts that somebody else has ended, and that count as no failure of the run.
-    started_again: whether an own script made steps in a start that followed another one with steps. went_on: whether
-    the newest of these starts went on behind the other's steps; None: not known. step_of_run: whether its steps count
-    from the beginning of the run.
-    """
-
-    failures: Tuple[Failure, ...] = ()
+    failures: Tuple[Failure, ...] = ()  # the oldest first; the ranks' side adds some
     progress: Optional[Progress] = None
-    best: Optional[int] = None
-    gpu_seconds: float = 0.0
-    from_zero: int = 0
+    best: Optional[int] = None  # the step of the best start that ended at its limit
+    gpu_seconds: float = 0.0  # of all jobs so far, this one included
+    from_zero: int = 0  # starts after a fault that began at step 1 again
+    #: what all ranks of the newest failed start raised before their first step; empty: they did not
     last_error: str = ""
-    strangers: int = 0
-    started_again: bool = False
+    strangers: int = 0  # attempts that somebody else has ended, and that count as no failure of the run
+    started_again: bool = False  # whether an own script made steps in a start that followed another one with steps
+    #: whether the newest of these starts went on behind the other's steps; None: not known
     went_on: Optional[bool] = None
-    step_of_run: bool = False
+    step_of_run: bool = False  # whether its steps count from the beginning of the run
 
 
 class Job(NamedTuple):
-    """What Slurm says of the job; where it did not answer, what it said last. On one machine without Slurm: RUNNING.
-
-    restarts: how often Slurm has restarted it by now. restarts_then: when this script began.
-    """
+    """What Slurm says of the job; where it did not answer, what it said last. On one machine without Slurm: RUNNING."""
 
     state: str = ""
     reason: str = ""
     preempted: bool = False
-    restarts: int = 0
-    restarts_then: int = 0
+    restarts: int = 0  # how often Slurm has restarted it by now
+    restarts_then: int = 0  # when this script began
 
 
 class Facts(NamedTuple):
-    """What is known when an attempt has ended.
-
-    exit_code: of the ranks' command (128 + N after signal N). marker: None if there is none. stop: the first line of
-    the stop file ("stop file" if that is empty); None if there is none. ending: why the job is ended from outside;
-    empty if it is not. back: whether the job has been put back into the queue for it. kept: why it was not, if this was
-    looked at. noted, abandoned, uncounted, hopeless: of `Watch`. logged: what the search in the logs gives,
-    with `noted` handed to it; None: nothing, or nobody looked. saved: whether a file was saved since the job began;
-    None: not known.
-    chosen: the nodes of the attempt. lost: those that Slurm has lost in it. refused: what node.sh said on nodes
-    where it could not start the ranks. unreached: nodes on which srun could start nothing, with
-    its words. killed_agents: nodes of the tasks that srun names first as Killed. signalled: nodes whose logs show that
-    torchrun got SIGTERM. stranger: what the first node said that got messages of somebody else.
-    """
+    """What is known when an attempt has ended."""
 
     attempt: int
-    exit_code: int
+    exit_code: int  # of the ranks' command (128 + N after signal N)
     job: Job = Job()
-    marker: Optional[Marker] = None
-    stop: Optional[str] = None
-    ending: str = ""
-    back: bool = False
-    kept: str = ""
-    noted: Optional[Cause] = None
+    marker: Optional[Marker] = None  # None if there is none
+    stop: Optional[str] = None  # the first line of the stop file ("stop file" if that is empty); None if there is none
+    ending: str = ""  # why the job is ended from outside; empty if it is not
+    back: bool = False  # whether the job has been put back into the queue for it
+    kept: str = ""  # why it was not, if this was looked at
+    noted: Optional[Cause] = None  # noted, abandoned, uncounted, hopeless: of `Watch`
+    #: what the search in the logs gives, with `noted` handed to it; None: nothing, or nobody looked
     logged: Optional[Cause] = None
     abandoned: str = ""
     uncounted: int = 0
     hopeless: str = ""
-    saved: Optional[bool] = None
-    chosen: Tuple[str, ...] = ()
-    lost: Tuple[str, ...] = ()
-    refused: Mapping[str, Refusal] = {}
-    unreached: Tuple[Tuple[str, str], ...] = ()
-    killed_agents: Tuple[str, ...] = ()
-    signalled: int = 0
-    stranger: Optional[Cause] = None
+    saved: Optional[bool] = None  # whether a file was saved since the job began; None: not known
+    chosen: Tuple[str, ...] = ()  # the nodes of the attempt
+    lost: Tuple[str, ...] = ()  # those that Slurm has lost in it
+    refused: Mapping[str, Refusal] = {}  # what node.sh said on nodes where it could not start the ranks
+    unreached: Tuple[Tuple[str, str], ...] = ()  # nodes on which srun could start nothing, with its words
+    killed_agents: Tuple[str, ...] = ()  # nodes of the tasks that srun names first as Killed
+    signalled: int = 0  # nodes whose logs show that torchrun got SIGTERM
+    stranger: Optional[Cause] = None  # what the first node said that got messages of somebody else
 
 
 class Decision(NamedTuple):
-    """What comes next, and what is to be written before it.
+    """What comes next, and what is to be written before it."""
 
-    what: DONE, STOPPED, FAILED, CANCELLED, REQUEUE or NEXT. ended_by: what ended the attempt from outside; empty:
-    nothing did. not_requeued: why another job would be of no use. exclude: nodes never to use again, with the reason.
-    suspects: nodes to use only where too few others are left. ledger: to be kept, if it differs from the one handed in.
-    marker: to be written for this attempt, so that ranks that start late do not train.
-    """
-
-    what: str
+    what: str  # DONE, STOPPED, FAILED, CANCELLED, REQUEUE or NEXT
     cause: Cause
-    ledger: Ledger
-    ended_by: str = ""
-    not_requeued: str = ""
-    exclude: Tuple[Tuple[str, str], ...] = ()
-    suspects: Tuple[str, ...] = ()
-    marker: Optional[Marker] = None
+    ledger: Ledger  # to be kept, if it differs from the one handed in
+    ended_by: str = ""  # what ended the attempt from outside; empty: nothing did
+    not_requeued: str = ""  # why another job would be of no use
+    exclude: Tuple[Tuple[str, str], ...] = ()  # nodes never to use again, with the reason
+    suspects: Tuple[str, ...] = ()  # nodes to use only where too few others are left
+    marker: Optional[Marker] = None  # to be written for this attempt, so that ranks that start late do not train
 
 
 class Around(NamedTuple):
-    """What a look around has found. Where the run folder does not answer, what it said last.
-
-    newest_start: the number of the newest start that torchrun made a folder for, in this attempt; None: none.
-    failures: lines of this attempt in the file `failures`. gpu_seconds: of all jobs of the run so far. unreached:
-    chosen nodes on which srun could start nothing, with its words.
-    """
+    """What a look around has found. Where the run folder does not answer, what it said last."""
 
     marker: Optional[Marker] = None
     stop: Optional[str] = None
+    #: the number of the newest start that torchrun made a folder for, in this attempt; None: none
     newest_start: Optional[int] = None
-    failures: int = 0
-    gpu_seconds: float = 0.0
-    unreached: Tuple[Tuple[str, str], ...] = ()
+    failures: int = 0  # lines of this attempt in the file `failures`
+    gpu_seconds: float = 0.0  # of all jobs of the run so far
+    unreached: Tuple[Tuple[str, str], ...] = ()  # chosen nodes on which srun could start nothing, with its words
 
 
 class Say(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Sequence
 
@@ -22,12 +23,21 @@ def table(kinds: Sequence[type]) -> str:
     """Return the table of some types: the event, when it is written, and its keys, each with what it means."""
     rows = ["| event | when | keys |", "|---|---|---|"]
     for kind in kinds:
-        when, *meanings = (line.strip() for line in (kind.__doc__ or "").split("\n") if line.strip())
-        about = dict(line.split(": ", 1) for line in meanings)
-        assert list(about) == [name for name in fields(kind) if name in about], f"{kind.__name__}: no such field"
-        keys = ", ".join(map(key, fields(kind), map(about.get, fields(kind))))
-        rows.append(f"| `{events.NAMES[kind]}` | {when} | {keys} |".replace("|  |", "| |"))
+        keys = ", ".join(map(key, fields(kind), map(meanings(kind).get, fields(kind))))
+        rows.append(f"| `{events.NAMES[kind]}` | {kind.__doc__} | {keys} |".replace("|  |", "| |"))
     return "\n".join(rows) + "\n"
+
+
+def meanings(kind: type) -> dict[str, str]:
+    """Return what the comments say of fields: behind one, or in lines that begin with `#:` above it."""
+    found, above = {}, ""
+    for line in inspect.getsource(kind).splitlines():
+        code, _, comment = (part.strip() for part in line.partition("#"))
+        if comment and not code:
+            above = f"{above} {comment.lstrip(':').strip()}".strip()
+        elif name := re.match(r"(\w+): ", code):
+            found[name[1]], above = above or comment, ""
+    return {name: meaning for name, meaning in found.items() if meaning}
 
 
 def key(name: str, meaning: str | None) -> str:
