@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurmddp.errors import ExternalError, UserError
-from slurmddp.images.provenance import writing
-from slurmddp.images.target import other_owner
+from slurmddp.images.provenance import other_owner, writing
 from slurmddp.records.build import Build, read
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)

@@ -19,15 +19,14 @@ from typing import Any, Literal
 
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images import spython_adapter
+from slurmddp.images.base import is_sif
 from slurmddp.images.context.staging import Item, gathered
 from slurmddp.images.definition import PACKAGES
-from slurmddp.images.environment import passed_environment
 from slurmddp.images.log import BuildLog, log_path
 from slurmddp.images.process import StopSignals
-from slurmddp.images.provenance import lock_path, lock_text, sha256, writing
-from slurmddp.images.sif import is_sif
-from slurmddp.images.target import check_target
-from slurmddp.images.temporary import HELD, RECORD, own_tmp
+from slurmddp.images.provenance import check_target, lock_path, lock_text, sha256, writing
+from slurmddp.images.spython_adapter import passed_environment
+from slurmddp.images.workspace import HELD, RECORD, own_tmp
 
 Flavour = Literal["apptainer", "singularityce", "singularity"]
 Report = Callable[[str], None]
@@ -211,15 +210,12 @@ def _packages(builder: Builder, image: Path, listed: bool, stop: StopSignals) ->
 
     listed: the build has written it down. An image without such a list may have that of its base.
     """
+    command = ("cat", PACKAGES) if listed else ("python3", "-m", "pip", "freeze", "--all")
     try:
-        if listed:
-            text = spython_adapter.file_in(builder.name, image, PACKAGES)
-        else:
-            text = spython_adapter.packages_in(builder.name, image)
+        return spython_adapter.output_in(builder.name, image, *command).splitlines()
     except ExternalError:
         stop.check()
         return None
-    return text.splitlines()
 
 
 @contextlib.contextmanager

@@ -67,19 +67,12 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class _Package:
-    """Which older drivers the compat libraries of one CUDA run on, and the branches named as not compatible."""
-
-    drivers: tuple[Version, ...]
-    refused: frozenset[int]
-
-
-@dataclass(frozen=True)
 class _Table:
     """containers/tables/cuda-compat.yaml."""
 
     minor: Mapping[int, str]  # least driver by CUDA major
-    forward: Mapping[str, _Package]  # by "MAJOR.MINOR"
+    #: by "MAJOR.MINOR": on which older drivers its compat libraries run, and the branches named as not compatible
+    forward: Mapping[str, Mapping[str, list[str]]]
     data_center: frozenset[str]
     capability: Mapping[str, str]  # patterns of products, by their compute capability
     first: Mapping[int, str]  # the first CUDA by the capability's major
@@ -122,9 +115,8 @@ def without_code(image: ImageCuda, gpu: str | None) -> Verdict | None:
         return Verdict("impossible", why, todo)
     if first is not None and cuda < _known(first):
         why = f"CUDA {image.cuda} has no code for {shown}, which needs CUDA {first} or newer"
-        return Verdict(
-            "unknown", f"{why}: at most what the image has as PTX runs", f"use an image with CUDA {first} or newer"
-        )
+        why += ": at most what the image has as PTX runs"
+        return Verdict("unknown", why, f"use an image with CUDA {first} or newer")
     return None
 
 
@@ -188,15 +180,16 @@ def _across_majors(image: ImageCuda, driver: str, found: Version, cuda: Version,
         return Verdict("impossible", f"{needs}; the image has no compat libraries", todo)
     if gpu is not None and _GEFORCE.search(gpu.lower()):
         return Verdict("impossible", f"{needs}; forward compatibility does not work on GeForce and Titan ({gpu})", todo)
-    if package is not None and found.major in package.refused:
+    if package is not None and str(found.major) in package["refused"]:
         return Verdict("impossible", f"{needs}; {name} does not support driver branch {found.major}", todo)
-    if package is None or not any(found.major == one.major and found >= one for one in package.drivers):
+    drivers = map(_known, package["drivers"]) if package is not None else ()
+    if not any(found.major == one.major and found >= one for one in drivers):
         why = f"{needs}; NVIDIA's table of forward compatibility does not list driver branch {found.major} for {name}"
         return Verdict("unknown", why, f"try it on one node; if it fails, {todo}")
     if image.compat is None:
         why = f"{needs}; forward compatibility needs compat libraries, and it is unknown whether the image has them"
         return Verdict("unknown", why, f"try it on one node; if it fails, {todo}")
-    if not _is_data_center(gpu):
+    if _table().data_center.isdisjoint(re.findall(r"[a-z0-9]+", (gpu or "").lower())):
         why = f"{needs}; forward compatibility depends on the GPU, {gpu or 'whose type is unknown'}: data-center GPUs"
         return Verdict("unknown", f"{why} and some certified RTX have it", f"try it on one node; if it fails, {todo}")
     return Verdict("forward", f"forward compatibility: {needs}; {name} supports driver branch {found.major} on {gpu}")
@@ -209,16 +202,8 @@ def _older_image(found: Version, least: str) -> str:
         for tag, release in releases.releases().items()
         if (cuda := Version.parse(release.cuda)) and found >= _known(minor_floors().get(cuda.major, least))
     ]
-    image = (
-        f"NGC {fitting[-1]} is the newest that needs no compat libraries with this driver"
-        if fitting
-        else "with an older CUDA"
-    )
-    return f"use an older image ({image}), or ask the site for driver {least} or newer"
-
-
-def _is_data_center(gpu: str | None) -> bool:
-    return not _table().data_center.isdisjoint(re.findall(r"[a-z0-9]+", (gpu or "").lower()))
+    newest = f"NGC {fitting[-1]} is the newest that needs no compat libraries with this driver" if fitting else ""
+    return f"use an older image ({newest or 'with an older CUDA'}), or ask the site for driver {least} or newer"
 
 
 @cache
@@ -227,17 +212,12 @@ def _table() -> _Table:
 
     path = asset_folder("containers") / "tables" / "cuda-compat.yaml"
     tree = read_file(path, "drivers", f"containers/tables/{path.name}").tree
-    packages = {
-        str(cuda): _Package(
-            tuple(_known(text) for text in row["drivers"]), frozenset(int(branch) for branch in row["refused"])
-        )
-        for cuda, row in tree["forward"].items()
-    }
+    forward = {str(cuda): row for cuda, row in tree["forward"].items()}
     minor = {int(major): str(least) for major, least in tree["minor"].items()}
     gpus, code = tree["gpus"], tree["code"]
     first, least = ({int(major): str(text) for major, text in code[key].items()} for key in ("first", "least"))
     capability = {str(number): str(names) for number, names in gpus["capability"].items()}
-    return _Table(minor, packages, frozenset(map(str, gpus["data_center"])), capability, first, least)
+    return _Table(minor, forward, frozenset(map(str, gpus["data_center"])), capability, first, least)
 
 
 def _known(text: str) -> Version:

@@ -18,7 +18,7 @@ from slurmddp.errors import UserError
 from slurmddp.images.driver import ImageCuda, of_release
 from slurmddp.images.provenance import lock_path, read_lock
 from slurmddp.images.releases import tag_of
-from slurmddp.images.temporary import HELD, RECORD, recorded, remove_tree
+from slurmddp.images.workspace import HELD, RECORD, recorded, remove_tree
 from slurmddp.shared.beneath import open_folder
 
 #: What a build writes beside an image.
@@ -119,9 +119,8 @@ def removable(folder: Path, keep: int, used: Iterable[Path]) -> list[Removable]:
             continue
         newer[image.recipe] = newer.get(image.recipe, 0) + 1
         if newer[image.recipe] > keep and image.path.resolve() not in needed:
-            paths = tuple(
-                path for path in (image.path, *map(image.path.with_name, _beside(image.path))) if _is_own(path)
-            )
+            beside = (image.path.with_name(image.path.name + end) for end in _BESIDE)
+            paths = tuple(path for path in (image.path, *beside) if _is_own(path))
             why = f"{newer[image.recipe] - 1} newer of recipe {image.recipe}"
             found.append(Removable(paths, sum(path.stat().st_size for path in paths), why))
     for path in sorted(folder.iterdir()):
@@ -150,13 +149,8 @@ def remove(path: Path) -> None:
 
 def left_over(image: Path) -> list[Path]:
     """Return what killed builds of this one image have left beside it; none while it is being built."""
-    begins = f".{image.name}."
-    found = [path for path in image.parent.iterdir() if path.name.rpartition(".")[0].rpartition(".")[0] == begins[:-1]]
+    found = [path for path in image.parent.iterdir() if path.name.rsplit(".", 2)[0] == f".{image.name}"]
     return [one for path in found if _is_leftover(path) for one in _with_temporary(path)]
-
-
-def _beside(image: Path) -> list[str]:
-    return [image.name + end for end in _BESIDE]
 
 
 def _is_own(path: Path) -> bool:

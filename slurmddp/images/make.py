@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -13,18 +13,36 @@ from typing import TYPE_CHECKING, Any
 
 from slurmddp import __version__
 from slurmddp.errors import ExternalError, UserError
-from slurmddp.images import pinning
-from slurmddp.images.base import check_architecture
+from slurmddp.images.base import Pin, check_architecture
 from slurmddp.images.image_spec import Wanted
 from slurmddp.images.inputs import Inputs, inputs_of
-from slurmddp.images.provenance import read_lock
+from slurmddp.images.provenance import check_name, check_target, other_owner, read_lock
 from slurmddp.images.registry.settings import RegistrySettings
-from slurmddp.images.target import check_name, check_target, other_owner
 from slurmddp.styled import labelled
 
 if TYPE_CHECKING:
     from slurmddp.images.builder import Built
     from slurmddp.images.registry.image import RegistryImage
+
+
+def resolve_all(names: Iterable[str], settings: RegistrySettings) -> dict[str, RegistryImage]:
+    """Return the registries' answers about these images. Raises UserError, ExternalError, as `client.resolve` does.
+
+    Some over plain HTTP and some over HTTPS are refused: the builder can be told for all of a build's registries only.
+    """
+    from slurmddp.images.registry.client import resolve
+    from slurmddp.images.registry.reference import parse_reference
+
+    names = tuple(names)
+    by_scheme = {settings.location(parse_reference(name)).scheme: name for name in names}
+    if len(by_scheme) > 1:
+        raise UserError(
+            f"{by_scheme['http']} comes over plain HTTP and {by_scheme['https']} over HTTPS, but one build can "
+            f"use HTTP or HTTPS, not both",
+            todo="use one registry for both, or build a .sif from one of them first and use it as the base",
+        )
+    return {name: resolve(name, settings=settings) for name in names}
+
 
 #: Where images go that were given no name, below the folder of the command.
 FOLDER = "images"
@@ -136,7 +154,7 @@ def decided(request: Request, rules: Callable[[], Rules]) -> Request:
     """
     if not request.image.undecided:
         return request
-    bases = pinning.resolve_all(request.image.in_registries, rules().registries)
+    bases = resolve_all(request.image.in_registries, rules().registries)
     return replace(request, image=request.image.with_bases(bases))
 
 
@@ -160,7 +178,7 @@ def decide(
         if found is None:
             _refuse_other(wanted, inputs, request.force)
     try:
-        bases = pinning.resolve_all(request.image.in_registries, rules.registries)
+        bases = resolve_all(request.image.in_registries, rules.registries)
     except ExternalError as error:
         if unreachable is None or (found is not None and not request.force):
             raise
@@ -227,13 +245,15 @@ def _build(
     make_folders(area)
     own = bases.get(image.base.source)
     commit = request.commit(image.folder) if image.folder else None
-    definition = image.definition(pinning.pins(bases, rules.registries), commit)
+    places = {name: rules.registries.location(base.reference) for name, base in bases.items()}
+    pins = {name: Pin(places[name].repository, base.digest) for name, base in bases.items()}
+    definition = image.definition(pins, commit)
     variables = dict(area.variables)
     if rules.registries.proxy:
         variables |= dict.fromkeys(("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"), rules.registries.proxy)
-    if pinning.speaks_plainly(bases, rules.registries):
+    if any(place.scheme == "http" for place in places.values()):  # which the builder has to be told
         variables |= {"APPTAINER_NOHTTPS": "1", "SINGULARITY_NOHTTPS": "1"}
-    credentials, notes = for_builder({rules.registries.location(base.reference).registry for base in bases.values()})
+    credentials, notes = for_builder({place.registry for place in places.values()})
     variables |= credentials
     for note in notes:
         report(f"note: {note}")
@@ -242,7 +262,7 @@ def _build(
         "commit": commit,
         "base": image.base.reference,
         "digests": {name: base.digest for name, base in bases.items()},
-        "registry": pinning.facts_of(own) if own else None,
+        "registry": own.facts() if own else None,
         "pip": list(image.pip),
         "slurmddp": __version__,
         "inputs": inputs.facts(),

@@ -77,23 +77,16 @@ def choose(flavour: str, facts: Facts) -> Way:
         return Way("root-mapped", note=note)
     if flavour == "singularityce" and facts.proot:
         return Way("proot", note="built with proot: %post is slow and cannot use setuid programs")
-    raise UserError(f"this machine cannot build images: {_missing(flavour, facts)}", todo=_ask(facts))
-
-
-def _missing(flavour: str, facts: Facts) -> str:
-    if not facts.namespaces:
-        return f"user namespaces are disabled for users ({facts.refusal})"
-    proot = ", and there is no proot" if flavour == "singularityce" else ""
-    return f"{facts.user} has no range of ids in /etc/subuid and /etc/subgid (or newuidmap is missing){proot}"
-
-
-def _ask(facts: Facts) -> str:
-    elsewhere = "or build on another machine and copy the .sif and its .lock.json here"
-    if not facts.namespaces:
-        ask = "user.max_user_namespaces above 0 (sysctl), and on Ubuntu no apparmor_restrict_unprivileged_userns"
-        return f"ask the administrators for user namespaces: {ask}; {elsewhere}"
-    ask = f"`singularity config fakeroot --add {facts.user}` and for the package uidmap"
-    return f"ask the administrators for {ask}; {elsewhere}"
+    if facts.namespaces:
+        proot = ", and there is no proot" if flavour == "singularityce" else ""
+        lacks = f"{facts.user} has no range of ids in /etc/subuid and /etc/subgid (or newuidmap is missing){proot}"
+        ask = f"`singularity config fakeroot --add {facts.user}` and for the package uidmap"
+    else:
+        lacks = f"user namespaces are disabled for users ({facts.refusal})"
+        ask = "user namespaces: user.max_user_namespaces above 0 (sysctl), and on Ubuntu no "
+        ask += "apparmor_restrict_unprivileged_userns"
+    todo = f"ask the administrators for {ask}; or build on another machine and copy the .sif and its .lock.json here"
+    raise UserError(f"this machine cannot build images: {lacks}", todo=todo)
 
 
 def _user() -> str:

@@ -10,7 +10,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from slurmddp.errors import SlurmddpError
@@ -68,15 +68,9 @@ class StopSignals:
         """
         self.check()
         child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=dict(environment),
-            cwd=folder,
-            start_new_session=True,
-            pass_fds=locks,
-        )
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env=dict(environment), cwd=folder, start_new_session=True, pass_fds=locks,
+        )  # fmt: skip
         guard = subprocess.Popen(
             ["sh", "-c", _GUARD, "sh", str(child.pid), str(self._grace)],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
@@ -87,7 +81,8 @@ class StopSignals:
                 self._end_child()
             for text in _lines(child):
                 line(text)
-            _wait_unreaped(child)
+            # Its pid, and its group's, stays taken: no stranger can get our signals
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         except BaseException:
             _signal_group(child, signal.SIGKILL)
             raise
@@ -111,9 +106,7 @@ class StopSignals:
                     self._before[signum] = signal.signal(signum, self._handle)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
 
@@ -143,7 +136,7 @@ def _lines(child: subprocess.Popen[bytes]) -> Iterator[str]:
     descriptor = child.stdout.fileno()
     pending = b""
     while True:
-        ended = _has_ended(child)
+        ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         if select.select([descriptor], [], [], 0 if ended else _POLL)[0]:
             data = os.read(descriptor, 65536)
             if not data:
@@ -155,15 +148,6 @@ def _lines(child: subprocess.Popen[bytes]) -> Iterator[str]:
             break
     if pending:
         yield pending.decode("utf-8", "replace")
-
-
-def _has_ended(child: subprocess.Popen[bytes]) -> bool:
-    return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _wait_unreaped(child: subprocess.Popen[bytes]) -> None:
-    """Wait for its end but leave its pid, its group's too, taken: no stranger can get our signals."""
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
 
 
 def _signal_group(child: subprocess.Popen[bytes], signum: int) -> None:

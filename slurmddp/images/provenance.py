@@ -19,6 +19,41 @@ from typing import Any
 from slurmddp.errors import UserError
 from slurmddp.shared.files import MAX_BYTES, open_plain
 
+
+def check_name(target: Path) -> None:
+    """Raise UserError for a path at which no image can be."""
+    if ":" in target.name or "," in target.name or not target.name.isprintable():
+        raise UserError(
+            f"the image name {target.name!r} contains ':', ',' or a control character",
+            todo="remove them: ':' and ',' break bind specifications",
+        )
+    if target.is_dir():
+        raise UserError(f"{target} is a folder", todo=f"give a file in it: {target / 'image.sif'}")
+
+
+def check_target(target: Path, force: bool) -> None:
+    """Raise UserError for a path at which no image can or may be written."""
+    check_name(target)
+    if os.path.lexists(target) and not force:
+        if (other := other_owner(target)) is not None:
+            raise UserError(
+                f"{target} belongs to {other}, so nobody knows whether it was built from these inputs",
+                todo="choose another file; if you trust that user, use the image as it is: container.image",
+            )
+        raise UserError(f"{target} already exists", todo="use --force to replace it after the build")
+
+
+def other_owner(path: Path) -> str | None:
+    """Return the name of another user who owns a file; None if it is this user's or there is none."""
+    from slurmddp.runs.gate import owner_name  # here: few files are another user's
+
+    try:
+        owner = path.lstat().st_uid
+    except OSError:
+        return None
+    return None if owner == os.geteuid() else owner_name(owner)
+
+
 _CHUNK = 1 << 22
 #: Seconds: file systems keep times in steps of up to a microsecond.
 _CLOCK = 1e-5
@@ -45,7 +80,11 @@ def read_lock(image: Path) -> dict[str, Any] | None:
         return None
     if writer not in (state.st_uid, os.geteuid(), 0) or not _has_types(lock) or lock.get("bytes") != state.st_size:
         return None
-    return lock if _same_time(lock.get("mtime"), state.st_mtime) else None
+    then, now = lock.get("mtime"), state.st_mtime
+    if not isinstance(then, (int, float)) or isinstance(then, bool) or not 0 <= then < _NEVER:
+        return None
+    # scp -p and tar keep no fractions of a second
+    return lock if abs(then - now) < _CLOCK or now == math.floor(then) else None
 
 
 def _has_types(lock: Any) -> bool:
@@ -59,13 +98,6 @@ def _has_types(lock: Any) -> bool:
     texts = (*(lock.get(name) for name in ("recipe", "base", "torch", "sha256")), *registry)
     files = parts["inputs"].get("files") or {}
     return isinstance(files, dict) and all(text is None or isinstance(text, str) for text in texts)
-
-
-def _same_time(then: object, now: float) -> bool:
-    """Return whether the times agree, or one was cut to whole seconds (scp -p and tar keep no fractions)."""
-    if not isinstance(then, (int, float)) or isinstance(then, bool) or not 0 <= then < _NEVER:
-        return False
-    return abs(then - now) < _CLOCK or now == math.floor(then)
 
 
 def lock_text(facts: Mapping[str, Any]) -> str:
@@ -90,7 +122,5 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         why = "a file with this name exists" if error.errno == errno.EEXIST else error.strerror
-        raise UserError(
-            f"{error.filename or path} cannot be written: {why}",
-            todo="choose another path for the image",
-        ) from None
+        what = f"{error.filename or path} cannot be written: {why}"
+        raise UserError(what, todo="choose another path for the image") from None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurmddp.assets import asset_folder
 from slurmddp.errors import UserError
 from slurmddp.images.base import Base, check_text, is_carried, parse_base
-from slurmddp.job.document import Document, Key, Origin, read_file
+from slurmddp.job.document import Document, Origin, read_file
 from slurmddp.job.expand import Expander
 from slurmddp.job.layers import merge
 from slurmddp.job.recipe import Recipe
@@ -94,7 +94,8 @@ def read_recipe(
         documents.append(read_file(path, "recipe", f"containers/{path.name}" if shipped else str(path)))
         own = None if shipped else path.parent
         folder, name = own or cwd, path.stem
-    documents.append(_of_options(options))
+    tree = {key: list(value) if isinstance(value, tuple) else value for key, value in options.items() if value}
+    documents.append(Document(tree, {(key,): Origin("command line", f"--{key}") for key in tree}))  # the highest layer
     layered = merge(Recipe, documents)
     found = Expander(environment).model(validate(Recipe, layered))
     given = {key: str(origin.where) for key in layered.tree if (origin := origin_of(layered, (key,))) is not None}
@@ -105,10 +106,9 @@ def read_recipe(
             todo="use an index or a mirror that needs no login",
         )
     within = None if allow_files else folder
-    pip = tuple(
-        check_requirement(item, _where(layered.origins.get(("pip", str(index))), "--pip"))
-        for index, item in enumerate(found.pip)
-    )
+    lines = (layered.origins.get(("pip", str(index))) for index in range(len(found.pip)))
+    wheres = (line.where if line else "--pip" for line in lines)
+    pip = tuple(map(check_requirement, found.pip, wheres))
     base = parse_base(found.base, cwd if given["base"].startswith("--") else folder, where=given["base"])
     made = Ingredients(
         name=name, base=base, title=found.title, apt=found.apt, pip=pip, index=found.index, installer=found.installer,
@@ -122,17 +122,6 @@ def read_recipe(
         folder, within = cwd, None
     path = _source(folder / found.requirements, within, given["requirements"])
     return replace(made, requirements=_requirements(path, given["requirements"]))
-
-
-def _of_options(options: Mapping[str, object]) -> Document:
-    """The command line as the highest layer."""
-    tree = {key: list(value) if isinstance(value, tuple) else value for key, value in options.items() if value}
-    origins: dict[Key, Origin] = {(key,): Origin("command line", f"--{key}") for key in tree}
-    return Document(tree, origins)
-
-
-def _where(origin: Origin | None, otherwise: str) -> str:
-    return origin.where if origin else otherwise
 
 
 def _source(path: Path, within: Path | None, where: str = "files") -> Path:
@@ -150,7 +139,9 @@ def _source(path: Path, within: Path | None, where: str = "files") -> Path:
         )
     if within is not None:
         root = os.path.realpath(within)
-        for name in (str(path), *_links_in(path)):
+        below = (os.path.join(top, name) for top, folders, files in os.walk(path) for name in (*folders, *files))
+        # Apptainer follows links when it copies (cp -L)
+        for name in (str(path), *filter(os.path.islink, below)):
             real = os.path.realpath(name)
             if os.path.commonpath([root, real]) != root:
                 leads = f", which points to {real}," if real != name else ""
@@ -160,12 +151,6 @@ def _source(path: Path, within: Path | None, where: str = "files") -> Path:
                     todo="copy it there; or, if you trust the recipe, use `build-image --allow-files`",
                 )
     return path
-
-
-def _links_in(folder: Path) -> Iterator[str]:
-    """The symbolic links below a folder, which Apptainer follows when it copies (cp -L)."""
-    for parent, folders, files in os.walk(folder):
-        yield from (link for name in (*folders, *files) if os.path.islink(link := os.path.join(parent, name)))
 
 
 def check_requirement(text: str, where: str = "--pip") -> str:

@@ -68,10 +68,8 @@ def releases() -> Mapping[str, Release]:
 
     path = asset_folder("containers") / "tables" / "ngc-pytorch.yaml"
     table = read_file(path, "releases", f"containers/tables/{path.name}").tree["releases"]
-    return {tag: _release(tag, row) for tag, row in sorted(table.items())}
-
-
-def _release(tag: str, row: Mapping[str, Any]) -> Release:
-    marks: dict[str, Any] = {key: tuple(str(name) for name in row.get(key) or ()) for key in ("triton", "weak")}
-    known = {key: row[key] for key in ("cuda", "torch", "driver", "nccl", "python")}
-    return Release(tag=tag, **known, **marks)
+    found = {}
+    for tag, row in sorted(table.items()):
+        marks: dict[str, Any] = {key: tuple(map(str, row.get(key) or ())) for key in ("triton", "weak")}
+        found[tag] = Release(tag, *(row[key] for key in ("cuda", "torch", "driver", "nccl", "python")), **marks)
+    return found

@@ -12,14 +12,30 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from slurmddp.errors import ExternalError
-from slurmddp.images.environment import passed_environment
+
+_PASSED = re.compile(
+    # what any program needs, and what modules set for the builder itself
+    r"PATH|HOME|USER|LOGNAME|SHELL|TERM|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|XDG_RUNTIME_DIR|LD_LIBRARY_PATH"
+    # the way to the internet, which %post needs, too
+    r"|(?i:(https?|ftp|all|no)_proxy)|SSL_CERT_(FILE|DIR)"
+    # where and how it builds; its binds, variables and passwords are not among them
+    r"|(APPTAINER|SINGULARITY)_(CACHEDIR|TMPDIR|DISABLE_CACHE|CONFIGDIR|CONF(IG)?_FILE|IGNORE_\w+|MKSQUASHFS_\w+"
+    r"|DEBUG|VERBOSE|MESSAGELEVEL|NOCOLOR)"
+)
+
+
+def passed_environment() -> dict[str, str]:
+    """The variables of this process that a builder, and a program of an image, may see."""
+    return {name: value for name, value in os.environ.items() if _PASSED.fullmatch(name)}
+
 
 SPYTHON_BINARY = "singularity"
 # A program of the image gets nothing of this machine's: neither files nor variables
@@ -40,7 +56,7 @@ def labels(name: str, image: Path) -> dict[str, str]:
     """
     command = f"{name} inspect {image}"
     if name == SPYTHON_BINARY:
-        found = _guarded(command, lambda: _spython_client().inspect(image=str(image), quiet=True))
+        found = _guarded(command, lambda: import_module("spython.main").Client.inspect(image=str(image), quiet=True))
     else:
         text = _run([name, "inspect", "--json", "--labels", str(image)])
         found = _guarded(command, lambda: json.loads(text)["data"])
@@ -51,18 +67,9 @@ def labels(name: str, image: Path) -> dict[str, str]:
     return {str(key): str(value) for key, value in (attributes.get("labels") or {}).items()}
 
 
-def file_in(name: str, image: Path, path: str) -> str:
-    """A text file of an image. Raises ExternalError where the image cannot be run here, or has no such file."""
-    return _run([name, "exec", *_SHUT, str(image), "cat", path])
-
-
-def packages_in(name: str, image: Path) -> str:
-    """Return `pip freeze` of an image. Raises ExternalError if it cannot be run here, or there is no pip."""
-    return _run([name, "exec", *_SHUT, str(image), "python3", "-m", "pip", "freeze", "--all"])
-
-
-def _spython_client() -> Any:
-    return import_module("spython.main").Client
+def output_in(name: str, image: Path, *command: str) -> str:
+    """Return what a command of an image prints. Raises ExternalError if it fails, or no image can be run here."""
+    return _run([name, "exec", *_SHUT, str(image), *command])
 
 
 def _guarded(command: str, call: Callable[[], Result]) -> Result:
@@ -70,8 +77,7 @@ def _guarded(command: str, call: Callable[[], Result]) -> Result:
 
     spython hands this process's environment to the program, so meanwhile that is a small one.
     """
-    kept = dict(os.environ)
-    small = passed_environment()
+    kept, small = dict(os.environ), passed_environment()
     os.environ.clear()
     os.environ.update(small)
     try:

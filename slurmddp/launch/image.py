@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from slurmddp.errors import UserError
-from slurmddp.images.build_secrets import read_secrets
+from slurmddp.images.context.staging import read_secrets
 from slurmddp.images.image_spec import Wanted, of_dockerfile, of_recipe
 from slurmddp.images.make import Rules
 from slurmddp.images.registry.settings import RegistrySettings

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmddp.errors import UserError
-from slurmddp.images.globs import expression
+from slurmddp.images.context.ignore import expression
 
 NAME = ".slurmddpignore"
 

@@ -16,8 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.context.staging import Item
-from slurmddp.images.registry.deadline import within
-from slurmddp.images.registry.failures import outside
+from slurmddp.images.registry.failures import outside, within
 from slurmddp.images.registry.settings import RegistrySettings
 from slurmddp.images.registry.transport import Transport
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurmddp.images.context.ignore import Ignore
-from slurmddp.images.globs import expression
+from slurmddp.images.context.ignore import Ignore, expression
 
 if TYPE_CHECKING:
     from slurmddp.images.dockerfile.lines import Instruction

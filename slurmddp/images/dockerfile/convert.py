@@ -15,15 +15,14 @@ from slurmddp.images.context.ignore import read_ignore
 from slurmddp.images.context.sources import STAGING
 from slurmddp.images.context.staging import FOLDER, Item
 from slurmddp.images.context.tree import Context
+from slurmddp.images.definition import render_sections
 from slurmddp.images.dockerfile.copying import FILES, KEPT
 from slurmddp.images.dockerfile.interpret import SCRATCH, Interpreter, Sections, Setting
-from slurmddp.images.dockerfile.lines import Instruction, read, trigger
-from slurmddp.images.dockerfile.problems import Problems
+from slurmddp.images.dockerfile.lines import Instruction, Problems, read, trigger
 from slurmddp.images.dockerfile.running import Running
 from slurmddp.images.dockerfile.stages import Stage, chain, find_stage, image_base, shared_stages, split_stages
 from slurmddp.images.dockerfile.words import Parts, shell, shell_parts
 from slurmddp.images.registry.image import RegistryImage
-from slurmddp.images.sections import render_sections
 from slurmddp.images.workspace import unpacked
 
 #: Stages that copy from each other in a row: each one is a handful of Python's own calls, of which it allows 1000.

@@ -13,9 +13,8 @@ from slurmddp.images.context.staging import Item
 from slurmddp.images.context.tree import MAGIC, Context
 from slurmddp.images.dockerfile.copying import FILES, Copy, from_stage, owner_of, place, read_copy
 from slurmddp.images.dockerfile.effects import FLAGS, INSTEAD, NOTED, TRAPS
-from slurmddp.images.dockerfile.lines import Instruction
+from slurmddp.images.dockerfile.lines import Instruction, Problems
 from slurmddp.images.dockerfile.mounts import SHARED, Mount, around, read_mount
-from slurmddp.images.dockerfile.problems import Problems
 from slurmddp.images.dockerfile.running import SHELL, Running, run_lines
 from slurmddp.images.dockerfile.scope import PROXIES, Scope, exports
 from slurmddp.images.dockerfile.stages import WORK

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from slurmddp.errors import UserError
 from slurmddp.images.base import Base, parse_base
-from slurmddp.images.dockerfile.lines import Instruction, split
-from slurmddp.images.dockerfile.problems import Problems
+from slurmddp.images.dockerfile.lines import Instruction, Problems, split
 from slurmddp.images.dockerfile.words import NAME, Lookup, known
 from slurmddp.images.registry.documents import ARCHITECTURES
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from slurmddp.images.registry import documents
 from slurmddp.images.registry.auth import authorize, parse_challenges, refused
 from slurmddp.images.registry.credentials import Found, find_credentials
-from slurmddp.images.registry.deadline import within
 from slurmddp.images.registry.documents import Document, digest_of
-from slurmddp.images.registry.failures import bad_status, not_found, outside
+from slurmddp.images.registry.failures import bad_status, not_found, outside, within
 from slurmddp.images.registry.image import RegistryImage
 from slurmddp.images.registry.reference import Reference, is_digest, parse_reference
 from slurmddp.images.registry.settings import Location, RegistrySettings

@@ -1,15 +1,43 @@
-"""Messages for a registry that answers with an error."""
+"""What goes wrong with registries: one that answers too late, or with an error."""
 
 from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, TypeVar
 
 from slurmddp.errors import ExternalError, SlurmddpError, UserError
 
 if TYPE_CHECKING:
     from urllib3 import HTTPHeaderDict
+
+
+Result = TypeVar("Result")
+
+
+def within(seconds: float, call: Callable[[], Result]) -> Result:
+    """The call's result, or what it raises; TimeoutError after so many seconds.
+
+    A socket's time-out counts from its last byte: a server that sends one byte at a time, of a header or of a chunk's
+    length, would never reach it. So the call has a thread of its own, which is left behind where it is too slow; it
+    does not keep the process alive.
+    """
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 -- the caller raises it
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    if not wait([future], seconds).done:
+        raise TimeoutError
+    return future.result()
+
 
 NO_REGISTRY = "check that this host is a registry"
 # Nothing else of an error's text is shown: a registry might repeat what was sent to it

@@ -55,8 +55,15 @@ def parse_reference(text: str) -> Reference:
         raise _wrong(text, "contains a space or another character that is not allowed in image names")
     rest, at, digest = body.partition("@")
     if at:
-        _check_digest(digest, text)
-    registry, path = _split_registry(rest)
+        algorithm, colon, _ = digest.partition(":")
+        if colon and algorithm != "sha256":
+            raise _wrong(text, f"has a digest of type {algorithm!r}; only sha256 is supported")
+        if not is_digest(digest):
+            raise _wrong(text, "has an invalid digest", "a digest is sha256: and 64 characters of 0-9 a-f")
+    registry, path = DOCKER_HUB, rest
+    first, slash, behind = rest.partition("/")  # the first part is a registry if no Docker Hub name begins with it
+    if slash and (any(mark in first for mark in ".:[") or first == "localhost" or first != first.lower()):
+        registry, path = canonical_registry(first), behind
     name, colon, tag = path.partition(":")
     if colon and not _TAG.fullmatch(tag):
         todo = "a tag is 1 to 128 of A-Z a-z 0-9 _ . - and begins with a letter, a digit or _"
@@ -74,15 +81,6 @@ def parse_reference(text: str) -> Reference:
     return Reference(registry, name, tag or (None if at else DEFAULT_TAG), digest or None)
 
 
-def _check_digest(digest: str, text: str) -> None:
-    """Raise UserError, naming the image `text`, where this is no SHA-256 digest."""
-    algorithm, colon, _ = digest.partition(":")
-    if colon and algorithm != "sha256":
-        raise _wrong(text, f"has a digest of type {algorithm!r}; only sha256 is supported")
-    if not is_digest(digest):
-        raise _wrong(text, "has an invalid digest", "a digest is sha256: and 64 characters of 0-9 a-f")
-
-
 def is_digest(text: object) -> bool:
     """Return whether it is a SHA-256 digest as registries write it."""
     return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
@@ -92,14 +90,6 @@ def canonical_registry(host: str) -> str:
     """The one name of a registry that has several: docker.io for Docker Hub; host names in lower case."""
     lower = host.lower()
     return DOCKER_HUB if lower in _HUB_NAMES else lower
-
-
-def _split_registry(text: str) -> tuple[str, str]:
-    """Return registry and rest. The part before the first slash is a registry if no Docker Hub name begins with it."""
-    first, slash, rest = text.partition("/")
-    if slash and (any(mark in first for mark in ".:[") or first == "localhost" or first != first.lower()):
-        return canonical_registry(first), rest
-    return DOCKER_HUB, text
 
 
 def is_registry(host: str) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.images.explain import explain
+from slurmddp.images.log import explain
 from tests.wheels import wheel
 
 

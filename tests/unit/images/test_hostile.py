@@ -9,14 +9,13 @@ import pytest
 
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.base import Base
-from slurmddp.images.definition import render_definition
+from slurmddp.images.definition import LARGEST_SECTION, render_definition
 from slurmddp.images.dockerfile import convert
 from slurmddp.images.image_spec import of_dockerfile
 from slurmddp.images.make import Request, build_image
 from slurmddp.images.recipe import Ingredients, read_recipe
 from slurmddp.images.registry.image import RegistryImage
 from slurmddp.images.registry.reference import parse_reference
-from slurmddp.images.sections import LARGEST_SECTION
 from tests.registry import Registry
 
 from .conftest import Apptainer

@@ -21,8 +21,8 @@ from slurmddp.images.build_lock import holder, is_held, only_build
 from slurmddp.images.inventory import held, on_shelf, removable, remove, shelved
 from slurmddp.images.make import Rules
 from slurmddp.images.provenance import lock_path, lock_text, read_lock
-from slurmddp.images.temporary import RECORD
-from slurmddp.images.workspace import make_folders, workspace
+from slurmddp.images.workspace import RECORD, make_folders, workspace
+from slurmddp.commands.image import as_dict, details, table
 
 from .conftest import GOOD_BUILD, Apptainer
 from .test_build import make

@@ -9,7 +9,7 @@ import pytest
 
 from slurmddp.errors import ExternalError
 from slurmddp.images.make import Rules
-from slurmddp.images.temporary import own_tmp
+from slurmddp.images.workspace import own_tmp
 
 from .conftest import GOOD_BUILD, Apptainer
 from .test_build import make

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from slurmddp.images.base import Base
 from slurmddp.images.dockerfile import convert
-from slurmddp.images.dockerfile.lines import parse
-from slurmddp.images.dockerfile.problems import Problems
+from slurmddp.images.dockerfile.lines import Problems, parse
 from slurmddp.images.dockerfile.running import run_lines
 from slurmddp.images.dockerfile.words import expand, pairs, shell
 from slurmddp.images.image_spec import of_dockerfile

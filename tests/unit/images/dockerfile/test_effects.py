@@ -110,7 +110,7 @@ def test_what_the_registry_has_to_say_first(
     assert caught.value.where == f"{path}:4" and "a build asks the base's registry" in str(caught.value.todo)
     digest = "sha256:" + "0" * 64
     base = RegistryImage(parse_reference(BASE), digest, digest, "amd64", "linux", env={"NAME": "a"})
-    monkeypatch.setattr("slurmddp.images.pinning.resolve_all", lambda names, settings: dict.fromkeys(names, base))
+    monkeypatch.setattr("slurmddp.images.make.resolve_all", lambda names, settings: dict.fromkeys(names, base))
     image = decided(Request(wanted, None, tmp_path), Rules).image
     assert not image.undecided and image.plain and "line 4" in image.definition({}, None)
     taken = line.startswith("COPY $")

@@ -9,8 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from slurmddp.errors import UserError
-from slurmddp.images.context.ignore import read_ignore
-from slurmddp.images.globs import expression
+from slurmddp.images.context.ignore import expression, read_ignore
 
 
 @pytest.mark.parametrize(

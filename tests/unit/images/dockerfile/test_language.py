@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slurmddp.images.dockerfile import Converted, convert
-from slurmddp.images.explain import explain
+from slurmddp.images.log import explain
 from slurmddp.images.registry.image import RegistryImage
 from slurmddp.images.registry.reference import parse_reference
 

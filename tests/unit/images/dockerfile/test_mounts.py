@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import UserError
-from slurmddp.images.build_secrets import read_secrets
+from slurmddp.images.context.staging import read_secrets
 from slurmddp.images.dockerfile import convert
 from slurmddp.images.image_spec import of_dockerfile
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import UserError
-from slurmddp.images.registry import helper
+from slurmddp.images.registry import credentials as helper
 from slurmddp.images.registry.client import resolve
 from slurmddp.images.registry.credentials import Found, find_credentials
 from tests.registry_answers import Reply, Server
