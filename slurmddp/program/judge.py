@@ -360,8 +360,10 @@ class Judge:
 
     def stops(self) -> Fact:
         """Answer stops: should_stop; of a signal handler, nobody knows whether it leads to a save."""
-        if asks := [event for event in self.events if "SLURMDDP_STOP_FILE" in self._words(event)]:
-            return self.yes("stops", asks)
+        for unit in self.program.reached:
+            for node in ast.walk(unit.node or unit.source.tree):
+                if _is(node, "SLURMDDP_STOP_FILE"):
+                    return Fact("stops", Answer.YES, (self.program.place(unit, node),))
         handlers = []
         for event in self.calls(CALL["stops"]):
             if not any(name.startswith("signal.") for name in event.names):

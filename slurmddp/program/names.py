@@ -60,6 +60,8 @@ class Names:
         self.local: dict[str, dict[str, ast.AST]] = {}
         self.assigned: dict[tuple[str, str], list[ast.expr]] = defaultdict(list)
         self.anywhere: dict[str, list[tuple[str, ast.expr]]] = defaultdict(list)
+        self.bound: dict[str, set[str]] = defaultdict(set)  # by comprehensions
+        self._dotted: dict[tuple[str, ast.AST, int], set[str]] = {}
         stars: list[tuple[str, str]] = []
         for source in sources:
             stars += self._read(source)
@@ -88,6 +90,8 @@ class Names:
                         stars.append((source.module, base))
                     else:
                         aliases[each.asname or each.name] = f"{base}.{each.name}".lstrip(".")
+            elif isinstance(node, ast.comprehension):
+                self.bound[source.module] |= {last(each) for each in ast.walk(node.target)}
             for target, value in targets(node):
                 if key := chain(target):
                     self.assigned[source.module, key].append(value)
@@ -103,6 +107,12 @@ class Names:
         """Return what an expression may be, as dotted names; `()` stands for a call; empty if unknown."""
         if depth > _DEPTH:
             return set()
+        key = (module, node, depth)
+        if key not in self._dotted:
+            self._dotted[key] = self._resolve(module, node, depth)
+        return self._dotted[key]
+
+    def _resolve(self, module: str, node: ast.AST, depth: int) -> set[str]:
         found: set[str] = set()
         if isinstance(node, ast.Call):
             for each in self.dotted(module, node.func, depth + 1):

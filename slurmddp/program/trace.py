@@ -50,6 +50,8 @@ class Trace:
         if any(last(event.node.func) == "HfArgumentParser" for event in program.events):
             name = "resume_from_checkpoint"  # a field of transformers.TrainingArguments
             self.options[name] = Option(f"--{name}", name, None, True, True, 0)
+        self._origins: dict[tuple[Unit, ast.expr], Origin] = {}
+        self._switches: dict[tuple[Unit, int], list[str]] = {}
         self._functions: dict[str, list[Unit]] = {}
         for unit in program.reached:
             self._functions.setdefault(f"@{unit.source.module}:{unit.name}", []).append(unit)
@@ -107,9 +109,12 @@ class Trace:
                 option = self.options.get(last(asked)) if isinstance(asked, ast.Attribute) else None
                 if option and option.known and not option.default and not self.sources(unit, asked):
                     found.append(option.flag)
-        callers = self.program.callers.get(id(unit), ()) if unit.name and depth < 6 and not found else ()
-        ways = [self.switches(caller, tests, depth + 1) for caller, tests in callers]
-        return found or (ways[0] if ways and all(ways) else [])
+        if found or not unit.name or depth >= 6:
+            return found
+        if (unit, depth) not in self._switches:
+            ways = [self.switches(caller, tests, depth + 1) for caller, tests in self.program.callers.get(id(unit), ())]
+            self._switches[unit, depth] = ways[0] if ways and all(ways) else []
+        return self._switches[unit, depth]
 
     def returned(self, names: set[str]) -> list[tuple[Unit, ast.expr]]:
         """Return what local functions of these names return."""
@@ -124,17 +129,12 @@ class Trace:
 
     def origin(self, unit: Unit, node: ast.expr) -> Origin:
         """Follow an expression to all that it comes from."""
-        found = Origin(set(), set(), set(), set())
-        self._follow(unit, node, found, set(), 0)
+        if (found := self._origins.get((unit, node))) is None:
+            found = self._origins[unit, node] = Origin(set(), set(), set(), set())
+            self._follow(unit, node, found, set(), 0)
         return found
 
     def _follow(self, unit: Unit, node: ast.expr, found: Origin, seen: set[int], depth: int) -> None:
-        bound = {
-            last(name)
-            for each in ast.walk(node)
-            if isinstance(each, ast.comprehension)
-            for name in ast.walk(each.target)
-        }
         for each in ast.walk(node):
             if id(each) in seen or len(seen) > _LIMIT:
                 continue
@@ -159,14 +159,14 @@ class Trace:
                 values = self.sources(unit, each)[:6] if depth < _DEPTH and not COUNTER.search(name) else []
                 if (option or values) and isinstance(each, ast.Attribute):
                     seen.update(id(inner) for inner in ast.walk(each))  # of args.resume, not args itself
-                elif not (option or values) and self._is_open(unit, each, bound):
+                elif not (option or values) and self._is_open(unit, each):
                     found.unknown.add(name)
                 for of, value in values:
                     self._follow(of, value, found, seen, depth + 1)
 
-    def _is_open(self, unit: Unit, node: ast.expr, bound: set[str]) -> bool:
+    def _is_open(self, unit: Unit, node: ast.expr) -> bool:
         """Return whether nothing is known of a name, or of an argument of the command line."""
-        if COUNTER.search(last(node)) or last(node) in bound:
+        if COUNTER.search(last(node)) or last(node) in self.program.names.bound[unit.source.module]:
             return False
         dotted = self.program.names.dotted(unit.source.module, node)
         if isinstance(node, ast.Attribute):

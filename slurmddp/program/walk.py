@@ -79,6 +79,7 @@ class Program:
             elif unit.name:
                 self._functions[unit.source.module, unit.name].append(unit)
         self.callers: dict[int, list[tuple[Unit, tuple[ast.expr, ...]]]] = defaultdict(list)
+        self._conditions: dict[int, list[ast.expr]] = {}
         self.reached = self._reach()
         self.rank_names = self._rank_names()
         self.events = list(self._events())
@@ -245,13 +246,22 @@ class Program:
             return False
         return all(self.always_under(caller, tests, seen | {id(unit)}) for caller, tests in callers)
 
-    def conditions(self, unit: Unit, guards: tuple[ast.expr, ...], depth: int = 0) -> list[ast.expr]:
+    def conditions(self, unit: Unit, guards: tuple[ast.expr, ...]) -> list[ast.expr]:
         """Return the conditions around a call, and those around all calls of its function."""
-        found = list(guards)
-        if unit.name and depth < 6:
-            for caller, tests in self.callers.get(id(unit), ())[:8]:
-                found += self.conditions(caller, tests, depth + 1)
-        return found
+        return [*guards, *self._above(unit)]
+
+    def _above(self, unit: Unit) -> list[ast.expr]:
+        if (known := self._conditions.get(id(unit))) is None:
+            tests: dict[ast.expr, None] = {}
+            seen, level = {id(unit)}, [unit]
+            for _ in range(6):
+                ways = [way for each in level if each.name for way in self.callers.get(id(each), ())[:8]]
+                tests.update(dict.fromkeys(test for _, guards in ways for test in guards))
+                level = [caller for caller, _ in {id(caller): (caller, 0) for caller, _ in ways}.values()
+                         if id(caller) not in seen]  # fmt: skip
+                seen |= {id(caller) for caller in level}
+            known = self._conditions[id(unit)] = list(tests)
+        return known
 
 
 def _asks_rank(node: ast.AST, known: set[str]) -> bool:
