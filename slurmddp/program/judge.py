@@ -19,6 +19,13 @@ _LOCAL_RANK = re.compile(
 )
 #: A parameter or argument of this name: torchrun passes none, so it depends on who sets it.
 _RANK_WORD = re.compile(r"(?:^|_)(?:rank|RANK|get_rank|process_index|global_rank|local_rank|LOCAL_RANK)(?:$|_)")
+#: What a library does to more than its arguments, what it may train, and bases that are no program of their own.
+_ACTIVE = re.compile(
+    r"train|fit|launch|init|setup|run|main|start|spawn|distrib|parallel|engine|accel|strateg|sampler|seed|wrap|prepare|remote|"
+    r"submit|checkpoint|save|resume", re.IGNORECASE
+)  # fmt: skip
+_TRAINED = re.compile(r"model|net$|network|optim|loader|train|^args$|^opts?$|config|cfg|sched|module|engine|param")
+_PASSIVE = re.compile(r"Data[Ss]et|Module|Layer|Model|Net|Config|Block|Exception|Error|Transform")
 _SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2")
 
 
@@ -48,11 +55,11 @@ class Judge:
         )
 
     def _library(self, sources: Sources) -> str:
-        aliases = self.program.names.aliases
-        used = {name.split(".")[0] for event in self.events for name in event.names}
-        for unit in self.program.reached:
-            of = aliases[unit.source.module]
-            used |= {of[node.id].split(".")[0] for node, _ in unit.refs if isinstance(node, ast.Name) and node.id in of}
+        """Return why a library may do what the script does not: it is not known, and it does more than read something."""
+        used = {name.split(".")[0] for event in self.events if _acts(event) for name in event.names}
+        for source, node in (each for same in self.program.classes.values() for each in same):
+            bases = [base for base in node.bases if not _PASSIVE.search(last(base))]
+            used |= {name.split(".")[0] for base in bases for name in self.program.names.dotted(source.module, base)}
         for name, (_, line) in sources.foreign.items():
             if name not in KNOWN and name in used:
                 return f"{name} (imported in line {line}) is not known"
@@ -103,6 +110,8 @@ class Judge:
         for framework in self.configured:
             if framework in DOES.get(name, ()) and not events:
                 return Fact(name, Answer.UNKNOWN, (), f"{framework}, as it is configured")
+        if name == "seeds" and not events:  # LightningCLI seeds unless it is told not to
+            events = [each for each in self.methods("LightningCLI") if not _is(each.argument("seed_everything_default"), False)]
         maybe = self.methods("seed", "set_seed", "fix_seed") if name == "seeds" and not events else []
         if maybe:  # of numpy or random alone, or of an object that is not known
             return self.fact(name, Answer.UNKNOWN, maybe)
@@ -120,6 +129,7 @@ class Judge:
     def is_conditional(self, event: Event) -> bool:
         """Return whether a call stands under a condition that does not ask for ranks or GPUs."""
         tests = [test for test in self.program.conditions(event.unit, event.guards) if not self.program.of_rank(test)]
+        tests = [test for test in tests if test not in self.program.passed or test in event.guards]
         return any("is_available" not in set(strings([test])) for test in tests)
 
     # Ranks
@@ -145,7 +155,7 @@ class Judge:
         """Answer local_rank_device and fixed_device."""
         for framework, events in self.frameworks.items():
             if framework in DOES["local_rank_device"]:
-                fixed = self.fact("fixed_device", Answer.NO if not self.hidden else Answer.UNKNOWN)
+                fixed = self.fact("fixed_device", Answer.NO if not self.unseen else Answer.UNKNOWN)
                 return self.yes("local_rank_device", events, framework), fixed
         named: list[tuple[Event, ast.expr]] = []
         for event in self.events:
@@ -172,16 +182,22 @@ class Judge:
             ):
                 unclear.append(event)
             elif "cuda" in text or {str(each) for each in self.trace.texts(event.unit, value)} <= set("0123"):
-                (unclear if origin.unknown or origin.options else fixed_at).append(event)
-            elif origin.unknown or origin.options:
+                (unclear if origin.unknown or origin.options or origin.chosen else fixed_at).append(event)
+            elif origin.unknown or origin.options or origin.chosen:
                 unclear.append(event)
         if by_rank:
             return self.yes("local_rank_device", by_rank), Fact("fixed_device", Answer.NO)
         visible = self.sets("sets_visible_devices", "CUDA_VISIBLE_DEVICES").answer is not Answer.NO
-        if unclear or self.hidden or visible or self.program_starts():
-            return self.fact("local_rank_device", Answer.UNKNOWN, unclear), self.fact("fixed_device", Answer.UNKNOWN)
+        if unclear or self.unseen or visible or self.program_starts():
+            local = Answer.UNKNOWN if self.hidden or visible or self._mentions_rank() else Answer.NO
+            return self.fact("local_rank_device", local, unclear), self.fact("fixed_device", Answer.UNKNOWN)
         fixed = self.yes("fixed_device", fixed_at) if fixed_at else Fact("fixed_device", Answer.NO)
         return Fact("local_rank_device", Answer.NO), fixed
+
+    def _mentions_rank(self) -> bool:
+        """Return whether the text has a rank in it at all."""
+        words = {word for unit in self.program.reached for word in strings([unit.node or unit.source.tree])}
+        return any(_RANK_WORD.search(word) or _LOCAL_RANK.search(word) for word in words)
 
     def program_starts(self) -> bool:
         """Return whether the program may start ranks itself."""
@@ -397,6 +413,14 @@ class Judge:
         return self.yes("requeues", events) if events else self.no("requeues")
 
 
+def _acts(event: Event) -> bool:
+    """Return whether a call may do more than read or compute something: by its name, or as it is given what is trained."""
+    name, node = last(event.node.func), event.node
+    given = {last(each).lower() for arg in (*node.args, *(each.value for each in node.keywords)) for each in ast.walk(arg)}
+    alone = not (node.args or node.keywords) and not name[:1].isupper()
+    return alone or bool(_ACTIVE.search(name)) or any(_TRAINED.search(word) for word in given)
+
+
 def _is_local(event: Event, first: ast.expr | None) -> bool:
     """Return whether a call may read files that are here: a path, or a builder that is given files."""
     path = isinstance(first, ast.Constant) and isinstance(first.value, str) and first.value.startswith(("/", ".", "~"))
@@ -408,8 +432,8 @@ def _downloads(event: Event) -> ast.expr | None:
     return event.argument("download") or event.argument("pretrained")
 
 
-def _is(node: ast.AST, text: str) -> bool:
-    return isinstance(node, ast.Constant) and node.value == text
+def _is(node: ast.AST | None, value: object) -> bool:
+    return isinstance(node, ast.Constant) and node.value == value
 
 
 def _before_torch(unit: Unit, target: ast.expr) -> str:

@@ -52,7 +52,7 @@ CALLS = {
     ),
     "shards_data": (
         r"torch\.utils\.data(?:\.\w+)*\.DistributedSampler",
-        r"torchdata(?:\.\w+)*\.StatefulDistributedSampler",
+        r"\w[\w.]*\.\w*Distributed\w*Sampler",
         r"(?:datasets|datasets\.distributed)\.split_dataset_by_node",
         rf"{_ACCELERATE}\(\)\.(?:prepare_data_loader|split_between_processes)",
         rf"{_FABRIC}\(\)\.setup_dataloaders",
@@ -79,7 +79,8 @@ CALLS = {
         r"datasets\.load_dataset",
         r"urllib\.request\.(?:urlopen|urlretrieve)",
         r"requests\.(?:get|request)",
-        r"wget\.download|gdown\.download",
+        r"wget\.download|gdown\.download|nltk\.download|tensorflow_datasets\.load|sklearn\.datasets\.fetch_\w+",
+        r"(?:torch_geometric|torchtext|ogb)(?:\.\w+)*\.(?:datasets(?:\.\w+)*|\w*Dataset)\.?\w*|evaluate\.load",
         r"torch\.hub\.(?:load|load_state_dict_from_url|download_url_to_file)",
         r"torchvision\.datasets\.utils\.\w*download\w*",
         r"(?:huggingface_hub)(?:\.\w+)*\.(?:snapshot_download|hf_hub_download)",
@@ -101,14 +102,14 @@ _KNOWN = """
     editdistance einops evaluate faiss filelock fire flash_attn flax fsspec ftfy future fvcore gensim git gym
     gymnasium h5py horovod httpx huggingface_hub humanize hydra imageio iopath jax jieba jiwer joblib
     jsonargparse kornia librosa liger_kernel lightning lightning_fabric lightning_utilities lmdb loguru lpips
-    matplotlib mlflow monai moviepy mpi4py msgpack natsort neptune netCDF4 networkx nibabel nlp nltk numba numpy
+    matplotlib mlflow monai moviepy mpi4py ogb openai msgpack natsort neptune netCDF4 networkx nibabel nlp nltk numba numpy
     omegaconf open3d open_clip optax orjson packaging pandas panopticapi peft PIL pkg_resources plotly
-    portalocker prettytable psutil pyarrow pycocotools pydantic pydicom pynvml pyrootutils pytorch3d
-    pytorch_lightning pytz ray rdkit regex requests rich rootutils rouge_score sacrebleu safetensors scipy
-    seaborn sentencepiece setuptools sh simple_parsing SimpleITK six skimage sklearn slurmddp soundfile spacy
+    portalocker prettytable psutil pyarrow pycocotools pydantic pydicom pynvml pyrootutils pymatgen pytorch3d
+    pytorch_lightning pytz ray rdkit regex requests rich rootutils rouge_score ruamel ruamel_yaml sacrebleu safetensors scipy
+    seaborn sentence_transformers sentencepiece setfit setuptools sh simple_parsing SimpleITK six skimage sklearn slurmddp soundfile spacy
     statsmodels submitit tabulate tenacity tensorboard tensorboardX tensorflow termcolor thop tiktoken timm
     tokenizers toml tomli torch torch_cluster torch_geometric torch_scatter torch_sparse torchaudio torchdata
-    torchdiffeq torchinfo torchmetrics torchsde torchsummary torchtext torchvision tqdm transformers trimesh
+    torchdiffeq torchinfo torchmetrics torchsde torchsummary torchtext torchvision torch_xla tqdm transformers trimesh
     triton trl typer typing_extensions ujson visdom wandb webdataset xarray xformers xxhash yaml zarr
 """
 KNOWN = frozenset(_KNOWN.split())

@@ -27,6 +27,10 @@ def last(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
+def _ending(name: str) -> str:
+    return ".".join(name.split(".")[-2:])
+
+
 def targets(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Yield each target of an assignment with its value; elements of a tuple get the whole value."""
     if isinstance(node, ast.Assign):
@@ -59,6 +63,7 @@ class Names:
         self.aliases: dict[str, dict[str, str]] = {}
         self.local: dict[str, dict[str, ast.AST]] = {}
         self.assigned: dict[tuple[str, str], list[ast.expr]] = defaultdict(list)
+        #: By the last name of an attribute, and by its last two: x.args.resume is args.resume, too.
         self.anywhere: dict[str, list[tuple[str, ast.expr]]] = defaultdict(list)
         self.bound: dict[str, set[str]] = defaultdict(set)  # by comprehensions
         self._dotted: dict[tuple[str, ast.AST, int], set[str]] = {}
@@ -95,13 +100,17 @@ class Names:
             for target, value in targets(node):
                 if key := chain(target):
                     self.assigned[source.module, key].append(value)
-                    self.anywhere[last(target)].append((source.module, value))
+                    for name in {last(target), _ending(key)}:
+                        self.anywhere[name].append((source.module, value))
         return iter(stars)
 
-    def values(self, module: str, node: ast.AST) -> list[tuple[str, ast.expr]]:
-        """Return what is assigned to a name or attribute: in its module, else wherever the same last name is."""
+    def values(self, module: str, node: ast.AST, *, exact: bool = False) -> list[tuple[str, ast.expr]]:
+        """Return what is assigned to a name or attribute: in its module, else wherever the same last name is.
+
+        exact: only where the name before the last one is the same.
+        """
         here = [(module, value) for value in self.assigned.get((module, chain(node)), ())]
-        return here or self.anywhere.get(last(node), [])
+        return here or self.anywhere.get(_ending(chain(node)) if exact else last(node), [])
 
     def dotted(self, module: str, node: ast.AST, depth: int = 0) -> set[str]:
         """Return what an expression may be, as dotted names; `()` stands for a call; empty if unknown."""

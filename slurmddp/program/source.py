@@ -98,7 +98,7 @@ def read_sources(script: str, roots: Sequence[str], module: str = "") -> Sources
         for wanted, line in imported(source):
             local = list(_files(wanted, places))
             top = wanted.split(".")[0]
-            if not local and top not in sys.stdlib_module_names:
+            if not (local or top in sys.stdlib_module_names or any(_is_local(place, top) for place in places)):
                 found.foreign.setdefault(top, (path, line))
             for of, file in local:
                 if (real := os.path.realpath(file)) not in seen:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from slurmddp.program.names import chain, last
@@ -20,8 +20,15 @@ COUNTER = re.compile(
 )
 
 
+#: Names of what holds the user's choices.
+_CONFIG = {"args", "opt", "opts", "cfg", "config", "conf", "hps", "hparams", "params", "flags", "FLAGS", "settings"}
+
+
 class Option(NamedTuple):
-    """An argument of the command line. flag: as the user writes it; takes: whether a value follows it."""
+    """An argument of the command line. flag: as the user writes it; takes: whether a value follows it.
+
+    computed: a default that is no constant.
+    """
 
     flag: str
     dest: str
@@ -29,15 +36,19 @@ class Option(NamedTuple):
     takes: bool
     known: bool
     line: int
+    computed: tuple[Unit, ast.expr] | None = None
 
 
 class Origin(NamedTuple):
-    """words: identifiers and texts of the expression and of what it came from; unknown: what could not be traced."""
+    """words: identifiers and texts of the expression and of what it came from; unknown: names that could not be traced;
+    chosen: attributes of arguments or of a configuration that are not seen here.
+    """
 
     words: set[str]
     calls: set[str]
     options: set[str]
     unknown: set[str]
+    chosen: set[str]
 
 
 class Trace:
@@ -46,12 +57,18 @@ class Trace:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.options = {option.dest: option for event in program.events if (option := _option(event))}
+        for event in program.events:
+            if "fire.Fire" in event.names and event.node.args:  # each parameter is an argument
+                for name in program.names.dotted(event.unit.source.module, event.node.args[0]):
+                    self.options |= {each.dest: each for unit in program.units if name == f"@{unit.source.module}:{unit.name}"
+                                     for each in _parameters(unit)}  # fmt: skip
         self._tops = {each.source.module: each for each in program.units if not each.name}
         if any(last(event.node.func) == "HfArgumentParser" for event in program.events):
             name = "resume_from_checkpoint"  # a field of transformers.TrainingArguments
             self.options[name] = Option(f"--{name}", name, None, True, True, 0)
         self._origins: dict[tuple[Unit, ast.expr], Origin] = {}
         self._switches: dict[tuple[Unit, int], list[str]] = {}
+        self._always: dict[tuple[Unit, ast.expr], bool] = {}
         self._functions: dict[str, list[Unit]] = {}
         for unit in program.reached:
             self._functions.setdefault(f"@{unit.source.module}:{unit.name}", []).append(unit)
@@ -79,7 +96,8 @@ class Trace:
         if isinstance(node, ast.Name):
             of, _, plain = names.aliases[module].get(node.id, f"{module}.{node.id}").rpartition(".")
             return [(self._tops[of], value) for value in names.assigned.get((of, plain), ()) if of in self._tops]
-        return [(self._tops[of], value) for of, value in names.values(module, node)]
+        option = last(node) in self.options and bool(key)
+        return [(self._tops[of], value) for of, value in names.values(module, node, exact=option)]
 
     def _arguments(self, unit: Unit, name: str) -> list[tuple[Unit, ast.expr]] | None:
         """Return what callers pass for a parameter, and its default; None if it is no parameter."""
@@ -130,7 +148,7 @@ class Trace:
     def origin(self, unit: Unit, node: ast.expr) -> Origin:
         """Follow an expression to all that it comes from."""
         if (found := self._origins.get((unit, node))) is None:
-            found = self._origins[unit, node] = Origin(set(), set(), set(), set())
+            found = self._origins[unit, node] = Origin(set(), set(), set(), set(), set())
             self._follow(unit, node, found, set(), 0)
         return found
 
@@ -146,32 +164,67 @@ class Trace:
             elif isinstance(each, ast.Call):
                 names = self.program.names.dotted(unit.source.module, each.func)
                 found.calls.update(names)
-                seen.add(id(each.func))
+                of_module = chain(each.func).split(".")[0] in self.program.names.aliases[unit.source.module]
+                seen.update(id(inner) for inner in (ast.walk(each.func) if of_module else [each.func]))
                 found.words.add(last(each.func))
                 if depth < _DEPTH:
                     for of, value in self.returned(names):
                         self._follow(of, value, found, seen, depth + 2)
             elif isinstance(each, (ast.Name, ast.Attribute)) and (name := last(each)):
                 found.words.add(name)
-                option = isinstance(each, ast.Attribute) and name in self.options
+                option = name in self.options and (isinstance(each, ast.Attribute) or self.is_parameter(unit, name))
+                values = self.sources(unit, each)[:6] if depth < _DEPTH and not COUNTER.search(name) else []
                 if option:
                     found.options.add(name)
-                values = self.sources(unit, each)[:6] if depth < _DEPTH and not COUNTER.search(name) else []
+                    values += [computed] if (computed := self.options[name].computed) else []
                 if (option or values) and isinstance(each, ast.Attribute):
                     seen.update(id(inner) for inner in ast.walk(each))  # of args.resume, not args itself
+                elif not (option or values) and isinstance(each, ast.Attribute):
+                    of = self.program.names.dotted(unit.source.module, each)
+                    if _CONFIG & set(chain(each).split(".")[:-1]) or any("parse_" in one for one in of):
+                        found.chosen.add(name)
                 elif not (option or values) and self._is_open(unit, each):
                     found.unknown.add(name)
                 for of, value in values:
                     self._follow(of, value, found, seen, depth + 1)
 
+    def is_parameter(self, unit: Unit, name: str) -> bool:
+        """Return whether a name is a parameter of a function that fire or click calls."""
+        args = getattr(unit.node, "args", None)
+        return args is not None and name in {each.arg for each in (*args.args, *args.kwonlyargs)} and not (
+            self._callers.get(unit.name)
+        )
+
+    def always(self, unit: Unit, node: ast.expr, pattern: re.Pattern[str]) -> bool:
+        """Return whether each value of an expression comes from a call of this name, whatever the user's arguments are."""
+        if (unit, node) not in self._always:
+            self._always[unit, node] = False  # in a circle
+            self._always[unit, node] = self._comes_from(unit, node, pattern)
+        return self._always[unit, node]
+
+    def _comes_from(self, unit: Unit, node: ast.expr, pattern: re.Pattern[str]) -> bool:
+        if isinstance(node, ast.Call):
+            names = self.program.names.dotted(unit.source.module, node.func)
+            if any(pattern.fullmatch(name) for name in names):
+                return not any(self.origin(unit, arg).options for arg in node.args)
+            returned = self.returned(names)
+            if returned and all(self.always(of, value, pattern) for of, value in returned):
+                return True
+        elif isinstance(node, (ast.Name, ast.Attribute)):
+            values = [] if isinstance(node, ast.Attribute) and node.attr in self.options else self.sources(unit, node)
+            return bool(values) and all(self.always(of, value, pattern) for of, value in values)
+        some = all if isinstance(node, ast.BoolOp) else any
+        parts = [node.body, node.orelse] if isinstance(node, ast.IfExp) else list(ast.iter_child_nodes(node))
+        if isinstance(node, ast.IfExp):
+            some = all
+        parts = [part.value if isinstance(part, ast.keyword) else part for part in parts]
+        return some([self.always(unit, part, pattern) for part in parts if isinstance(part, ast.expr)] or [False])
+
     def _is_open(self, unit: Unit, node: ast.expr) -> bool:
-        """Return whether nothing is known of a name, or of an argument of the command line."""
-        if COUNTER.search(last(node)) or last(node) in self.program.names.bound[unit.source.module]:
-            return False
-        dotted = self.program.names.dotted(unit.source.module, node)
-        if isinstance(node, ast.Attribute):
-            return any("parse_args" in one or "parse_known_args" in one for one in dotted)
-        return not dotted and not hasattr(builtins, last(node))
+        """Return whether nothing is known of a name."""
+        name, module = last(node), unit.source.module
+        known = name in self.program.names.bound[module] or hasattr(builtins, name)
+        return not (known or COUNTER.search(name) or self.program.names.dotted(module, node))
 
     def texts(self, unit: Unit, node: ast.expr, depth: int = 0) -> set[str | None]:
         """Return what a path may be: `*` for parts that are numbers or unknown names, None where nothing is known."""
@@ -241,8 +294,17 @@ def _product(parts: list[set[str | None]], between: str) -> set[str | None]:
     return found
 
 
+def _parameters(unit: Unit) -> Iterator[Option]:
+    args = unit.node.args  # type: ignore[union-attr]
+    given = dict(zip(reversed(args.args), reversed(args.defaults), strict=False))
+    for arg in args.args:
+        default = given.get(arg)
+        value = default.value if isinstance(default, ast.Constant) else None
+        yield Option(f"--{arg.arg}", arg.arg, value, True, default is None or isinstance(default, ast.Constant), arg.lineno)
+
+
 def _option(event: Event) -> Option | None:
-    if not (isinstance(event.node.func, ast.Attribute) and event.node.func.attr == "add_argument"):
+    if last(event.node.func) != "add_argument" and "click.option" not in event.names:
         return None
     flags = [each.value for each in event.node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
     if not flags:
@@ -252,10 +314,14 @@ def _option(event: Event) -> Option | None:
     name = str(dest.value) if isinstance(dest, ast.Constant) else flag.lstrip("-").replace("-", "_")
     takes = action is None or (isinstance(action, ast.Constant) and action.value in ("store", "append"))
     value = default.value if isinstance(default, ast.Constant) else None
-    return Option(flag, name, value, takes, default is None or isinstance(default, ast.Constant), event.node.lineno)
+    if isinstance(flagged := event.argument("is_flag"), ast.Constant) and flagged.value:
+        takes = False
+    known = default is None or isinstance(default, ast.Constant)
+    computed = None if known or default is None else (event.unit, default)
+    return Option(flag, name, value, takes, known, event.node.lineno, computed)
 
 
-def strings(nodes: list[ast.expr]) -> Iterator[str]:
+def strings(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the texts in conditions, and the names in them."""
     for node in nodes:
         for each in ast.walk(node):

@@ -18,6 +18,8 @@ _RANK = re.compile(
     re.IGNORECASE,
 )
 _DEVICE = re.compile(r"(?:^|_)(?:gpu|gpu_id|device|device_id|rank_id|proc_id|global_rank|localrank)$")
+#: Asks whether there is one process; whether the program starts several itself is another question.
+_SINGLE = re.compile(r"(?<!multiprocessing_)distributed|is_initialized|is_available|world_size|ddp|num_gpus|n_gpu", re.IGNORECASE)
 _EXITS = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 _HOOKED = re.compile(r"Lightning|Callback|Trainer|Strategy|Algorithm|TrainerCallback|Plugin")
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -64,6 +66,7 @@ class Program:
         self.names = Names(sources)
         self.sources = sources
         self.units: list[Unit] = []
+        self.passed: set[ast.expr] = set()  # what is false where an early return, raise or exit was not taken
         self.classes: dict[str, list[tuple[Source, ast.ClassDef]]] = defaultdict(list)
         for source in sources:
             top = Unit(source, "", "", None)
@@ -115,6 +118,7 @@ class Program:
                 self._block(node.body, inner_guards, unit, of, source)
                 self._block(node.orelse, other, unit, of, source)
                 if node.body and (isinstance(node.body[-1], _EXITS) or _is_exit(node.body[-1])) and not node.orelse:
+                    self.passed.update(other[len(guards) :])
                     guards = other
             else:
                 self._statement(node, guards, unit, of, source)
@@ -235,9 +239,24 @@ class Program:
         """Return whether a condition asks for the rank."""
         return _asks_rank(test, self.rank_names)
 
+    def leaves_one(self, test: ast.expr, *, true: bool = True) -> bool:
+        """Return whether a condition leaves one rank: of `a or b` each part, but for one that asks for a single process.
+
+        true: whether the condition holds, or not.
+        """
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            return self.leaves_one(test.operand, true=not true)
+        if isinstance(test, ast.BoolOp):
+            parts = [self.leaves_one(each, true=true) for each in test.values]
+            if isinstance(test.op, ast.And) is true:
+                return any(parts)
+            alone = [_SINGLE.search(ast.dump(each)) is not None for each in test.values]
+            return any(parts) and all(a or b for a, b in zip(parts, alone, strict=True))
+        return self.of_rank(test)
+
     def always_under(self, unit: Unit, guards: tuple[ast.expr, ...], seen: frozenset[int] = frozenset()) -> bool:
         """Return whether each way to a call asks for the rank."""
-        if any(self.of_rank(test) for test in guards):
+        if any(self.leaves_one(test) for test in guards):
             return True
         if any(_RANK.search(last(d.func if isinstance(d, ast.Call) else d)) for d in unit.decorators):
             return True
