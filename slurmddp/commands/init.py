@@ -17,7 +17,7 @@ from slurmddp.commands import options as opt
 from slurmddp.commands.new_file import write_new
 from slurmddp.commands.options import Json
 from slurmddp.errors import ExternalError, UserError
-from slurmddp.images.sif import is_sif
+from slurmddp.images.base import is_sif
 from slurmddp.job.expand import unexpand
 from slurmddp.job.site import Site
 from slurmddp.launch.prepare import job_name

@@ -45,7 +45,7 @@ def check_target(target: Path, force: bool) -> None:
 
 def other_owner(path: Path) -> str | None:
     """Return the name of another user who owns a file; None if it is this user's or there is none."""
-    from slurmddp.runs.gate import owner_name  # here: few files are another user's
+    from slurmddp.run.gate import owner_name  # here: few files are another user's
 
     try:
         owner = path.lstat().st_uid

@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING
 from slurmddp.alerts import secrets
 from slurmddp.errors import ElsewhereError, UserError, collecting, together
 from slurmddp.images.base import is_sif, sif_architecture
+from slurmddp.job.plan.layout import partition_of
+from slurmddp.job.plan.model import Plan, Program
+from slurmddp.job.plan.program import host_path
+from slurmddp.job.site import Site
 from slurmddp.launch import accelerate
 from slurmddp.launch.job_check.cluster import Cluster
 from slurmddp.launch.modules import module_file, of_package

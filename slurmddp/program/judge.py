@@ -111,7 +111,11 @@ class Judge:
             if framework in DOES.get(name, ()) and not events:
                 return Fact(name, Answer.UNKNOWN, (), f"{framework}, as it is configured")
         if name == "seeds" and not events:  # LightningCLI seeds unless it is told not to
-            events = [each for each in self.methods("LightningCLI") if not _is(each.argument("seed_everything_default"), False)]
+            events = [
+                each
+                for each in self.methods("LightningCLI")
+                if not _is(each.argument("seed_everything_default"), False)
+            ]
         maybe = self.methods("seed", "set_seed", "fix_seed") if name == "seeds" and not events else []
         if maybe:  # of numpy or random alone, or of an object that is not known
             return self.fact(name, Answer.UNKNOWN, maybe)
@@ -416,7 +420,9 @@ class Judge:
 def _acts(event: Event) -> bool:
     """Return whether a call may do more than read or compute something: by its name, or as it is given what is trained."""
     name, node = last(event.node.func), event.node
-    given = {last(each).lower() for arg in (*node.args, *(each.value for each in node.keywords)) for each in ast.walk(arg)}
+    given = {
+        last(each).lower() for arg in (*node.args, *(each.value for each in node.keywords)) for each in ast.walk(arg)
+    }
     alone = not (node.args or node.keywords) and not name[:1].isupper()
     return alone or bool(_ACTIVE.search(name)) or any(_TRAINED.search(word) for word in given)
 

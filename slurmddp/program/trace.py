@@ -191,8 +191,10 @@ class Trace:
     def is_parameter(self, unit: Unit, name: str) -> bool:
         """Return whether a name is a parameter of a function that fire or click calls."""
         args = getattr(unit.node, "args", None)
-        return args is not None and name in {each.arg for each in (*args.args, *args.kwonlyargs)} and not (
-            self._callers.get(unit.name)
+        return (
+            args is not None
+            and name in {each.arg for each in (*args.args, *args.kwonlyargs)}
+            and not (self._callers.get(unit.name))
         )
 
     def always(self, unit: Unit, node: ast.expr, pattern: re.Pattern[str]) -> bool:
@@ -300,7 +302,9 @@ def _parameters(unit: Unit) -> Iterator[Option]:
     for arg in args.args:
         default = given.get(arg)
         value = default.value if isinstance(default, ast.Constant) else None
-        yield Option(f"--{arg.arg}", arg.arg, value, True, default is None or isinstance(default, ast.Constant), arg.lineno)
+        yield Option(
+            f"--{arg.arg}", arg.arg, value, True, default is None or isinstance(default, ast.Constant), arg.lineno
+        )
 
 
 def _option(event: Event) -> Option | None:

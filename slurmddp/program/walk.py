@@ -19,7 +19,9 @@ _RANK = re.compile(
 )
 _DEVICE = re.compile(r"(?:^|_)(?:gpu|gpu_id|device|device_id|rank_id|proc_id|global_rank|localrank)$")
 #: Asks whether there is one process; whether the program starts several itself is another question.
-_SINGLE = re.compile(r"(?<!multiprocessing_)distributed|is_initialized|is_available|world_size|ddp|num_gpus|n_gpu", re.IGNORECASE)
+_SINGLE = re.compile(
+    r"(?<!multiprocessing_)distributed|is_initialized|is_available|world_size|ddp|num_gpus|n_gpu", re.IGNORECASE
+)
 _EXITS = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 _HOOKED = re.compile(r"Lightning|Callback|Trainer|Strategy|Algorithm|TrainerCallback|Plugin")
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -22,7 +22,6 @@ from slurmddp.images.inventory import held, on_shelf, removable, remove, shelved
 from slurmddp.images.make import Rules
 from slurmddp.images.provenance import lock_path, lock_text, read_lock
 from slurmddp.images.workspace import RECORD, make_folders, workspace
-from slurmddp.commands.image import as_dict, details, table
 
 from .conftest import GOOD_BUILD, Apptainer
 from .test_build import make
