@@ -37,7 +37,7 @@ def load(data: bytes) -> Any:
         elif name == "MARK":
             marks.append(len(stack))
         elif name in ("MEMOIZE", "BINPUT", "LONG_BINPUT"):
-            memo[len(memo) if value is None else value] = stack[-1]
+            memo[len(memo) if name == "MEMOIZE" else int(value or 0)] = stack[-1]
         elif name in ("BINGET", "LONG_BINGET"):
             stack.append(memo[value])
         elif name == "TUPLE" or name in _TUPLES:

@@ -64,17 +64,9 @@ def read(line: Mapping[str, Any]) -> Optional[Event]:
     facts = Unknown(name, {key: value for key, value in line.items() if key not in _HEAD})  # type: Any
     if made is not None:
         facts = read_facts(made, line)
-    time, attempt, rank = number(line.get("time")), whole(line.get("attempt")), whole(line.get("rank"))
-    job_id, node = line.get("job_id"), line.get("node")
-    return Event(
-        facts,
-        time,
-        attempt,
-        job_id if isinstance(job_id, str) else None,
-        node if isinstance(node, str) else None,
-        rank,
-        whole(line.get("lines_lost")),
-    )
+    job_id, node = (text if isinstance(text, str) else None for text in (line.get("job_id"), line.get("node")))
+    attempt, rank, lost = (whole(line.get(key)) for key in ("attempt", "rank", "lines_lost"))
+    return Event(facts, number(line.get("time")), attempt, job_id, node, rank, lost)
 
 
 def parse(line: bytes) -> Optional[Event]:

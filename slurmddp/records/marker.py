@@ -56,17 +56,9 @@ def read(record: Any) -> Marker:
     texts = [record.get(key) for key in ("state", "reason", "cause", "node")]
     state, reason, cause, node = (first_line(text) if isinstance(text, str) else "" for text in texts)
     validation = record.get("validation")
-    return Marker(
-        state,
-        reason,
-        cause,
-        _signal(record.get("signal")),
-        whole(record.get("step")),
-        whole(record.get("steps")),
-        validation if isinstance(validation, dict) else None,
-        whole(record.get("rank")),
-        node,
-    )
+    step, steps, rank = (whole(record.get(key)) for key in ("step", "steps", "rank"))
+    known = validation if isinstance(validation, dict) else None
+    return Marker(state, reason, cause, _signal(record.get("signal")), step, steps, known, rank, node)
 
 
 def parse(text: str) -> Marker:

@@ -47,11 +47,6 @@ def read_failures(text: str) -> Tuple[Failure, ...]:
     return tuple(Failure(*row) for row in rows if len(row) == 2)
 
 
-def best_text(step: int) -> str:
-    """Return the text of the file `best`."""
-    return Progress(step).text()
-
-
 def read_best(text: str) -> Optional[int]:
     """Return the step of the best start; None if there is none."""
     found = _numbers(text)
@@ -61,11 +56,6 @@ def read_best(text: str) -> Optional[int]:
 def ranks_text(nodes: Iterable[str]) -> str:
     """Return the text of the file `ranks`. nodes: of each rank."""
     return "".join("{}\n".format(node) for node in nodes)
-
-
-def read_ranks(text: str) -> List[str]:
-    """Return the node of each rank."""
-    return text.splitlines()
 
 
 def stuck(failures: Sequence[Failure], limit: int) -> Optional[int]:

@@ -8,6 +8,10 @@ from slurmddp.records.text import first_line
 VERSION = 1
 
 
+class Refused(Exception):
+    """This node cannot start its ranks. The text says why, for people."""
+
+
 class Refusal(NamedTuple):
     """What node.sh said. fault: user, if it would be the same on another node; empty: not known."""
 

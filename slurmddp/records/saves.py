@@ -35,18 +35,13 @@ def newest(places: Iterable[str], since: Optional[float] = None) -> Optional[Sav
     A place is a folder, whose entries may be saves; a file; or a pattern (`out/step-*`), of whose matches each may be
     a save, whether it is a file or a folder. What cannot be read is no save.
     """
-    found = [save for place in places for path in _entries(place) for save in [_measured(path)] if save is not None]
+    found = [save for place in places for path in _entries(place) for save in [measure(path)] if save is not None]
     for save in sorted(found, key=lambda one: one.time, reverse=True):
         if since is not None and save.time < since:
             return None
         if _is_whole(save.path):
             return save
     return None
-
-
-def measure(path: str) -> Optional[Save]:
-    """Return a file or folder with its time and size, whether it is a save or not; None if it is not there."""
-    return _measured(path)
 
 
 def _entries(place: str) -> List[str]:
@@ -88,7 +83,8 @@ def _refuse(error: OSError) -> None:
     raise error
 
 
-def _measured(path: str) -> Optional[Save]:
+def measure(path: str) -> Optional[Save]:
+    """Return a file or folder with its time and size, whether it is a save or not; None if it is not there."""
     time, size, count = 0.0, 0, 0
     try:
         for _, facts in _files(path):

@@ -13,7 +13,6 @@ from slurmddp.records.cause import NODE, NOT_FOUND, UNKNOWN, Cause
 from slurmddp.records.events import Event, newest, of
 from slurmddp.records.job_events import AttemptEnded, NodeExcluded
 from slurmddp.records.preflight import read
-from slurmddp.records.progress import read_ranks
 from slurmddp.records.rank_events import Error, Hang, HangOver, HangReported, RankExited, RankStarted
 from slurmddp.records.refusal import read as read_refusal
 from slurmddp.run.events import read_events
@@ -144,7 +143,7 @@ def _of_logs(folder: RunFolder, attempt: int | None, noted: Cause | None) -> Cau
     logs = list(map(str, Follower(folder, attempt=attempt).node_logs()))
     errors = None if attempt is None else str(folder.attempt_logs(attempt) / "srun.err")
     try:
-        ranks = read_ranks(read_plain(folder.ranks, _BYTES, folder.path).decode("utf-8", errors="replace"))
+        ranks = read_plain(folder.ranks, _BYTES, folder.path).decode("utf-8", errors="replace").splitlines()
     except OSError:
         ranks = []  # no start of the bundled entrypoint came so far
     srun = noted is None or noted.weak  # else nothing is read

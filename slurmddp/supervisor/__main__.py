@@ -20,7 +20,7 @@ PROGRAMS = {
     "alert": "notify",
     "ranks": "ranks",
     "node": "node",
-    "fail": "node_failure",
+    "fail": "node:fail",
     "save": "save",
 }
 
@@ -30,8 +30,9 @@ def main() -> None:
     if sys.argv[1:2] == ["guard"]:  # until it has its handlers: a SIGTERM of its first moments would end it
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
     try:
-        program = importlib.import_module("slurmddp.supervisor." + PROGRAMS[sys.argv[1]])
+        module, _, function = PROGRAMS[sys.argv[1]].partition(":")
+        program = importlib.import_module("slurmddp.supervisor." + module)
     except Exception as error:  # noqa: BLE001 - a damaged archive raises any
         print("job.sh: {}: {}".format(type(error).__name__, error), file=sys.stderr)
         sys.exit(INCOMPLETE)
-    sys.exit(program.main(sys.argv[2:]))
+    sys.exit(getattr(program, function or "main")(sys.argv[2:]))

@@ -3,7 +3,7 @@
 import subprocess
 from typing import List, Mapping, NamedTuple, Sequence, Tuple
 
-from slurmddp.supervisor.refused import Refused
+from slurmddp.records.refusal import Refused
 
 
 class Place(NamedTuple):

@@ -7,8 +7,7 @@ from slurmddp.records.job_events import USER, AttemptEnded, AttemptStarted, Clea
 from slurmddp.records.refusal import Refusal
 from slurmddp.supervisor.brain.decide import decide
 from slurmddp.supervisor.brain.types import DONE, NEXT, REQUEUE, Decision, Facts
-from slurmddp.supervisor.job import Job
-from slurmddp.supervisor.nodes import without
+from slurmddp.supervisor.job import Job, without
 from slurmddp.supervisor.preflight import check_nodes, measure_network
 from slurmddp.supervisor.save import choose_save
 from slurmddp.supervisor.watching import Watching, marker_of
@@ -71,13 +70,13 @@ class Attempts:
         nodes = " ".join(job.nodes.chosen)
         job.event(AttemptStarted(nodes))
         job.say("attempt {} on {}; node logs: {}".format(job.attempt, nodes, job.logs))
-        self.job.watch.launched(job.moment(), len(job.nodes.chosen))
+        job.watch.launched(job.moment(), len(job.nodes.chosen))
         job.exit_code = job.on_nodes(job.logs + "/%N.log", self._command(), self.watching.look, together=True)
         job.folder.known(None, "show", job.logs, patience=30)
         self.watching.read_events()
         self.record(self.decide(), launched=True)
         if job.decision == NEXT and job.cause is not None:
-            self.job.watch.failed(job.cause)
+            job.watch.failed(job.cause)
         # Slurm starts nothing more in a job that it ends, and kills what is left there.
         if not job.ending or (job.scheduler.takes_steps() and not job.back):
             self._sweep()
@@ -107,7 +106,6 @@ class Attempts:
         return decide_by(self.job, self._facts())
 
     def _facts(self) -> Facts:
-        """Find out what is known at the end of the attempt."""
         job, watch = self.job, self.job.watch
         marker = marker_of(job.folder.known(None, "marker", job.attempt))
         stop = job.stop_file()
@@ -117,38 +115,22 @@ class Attempts:
             logs = job.folder.known(logs, "ended", job.logs, job.nodes.chosen, patience=60)
         lost = self.list_nodes() if failed and not (job.ending or stop or marker) else []
         return Facts(
-            attempt=job.attempt,
-            exit_code=job.exit_code,
-            job=job.scheduler.job,
-            marker=marker,
-            stop=stop,
-            ending=job.ending,
-            back=job.back,
-            kept=job.kept,
-            noted=watch.noted,
+            job.attempt, job.exit_code, job.scheduler.job, marker, stop, job.ending, job.back, job.kept, watch.noted,
             logged=job.find_cause(watch.noted) if failed and not job.ending else None,
-            abandoned=watch.abandoned,
-            uncounted=watch.uncounted,
-            hopeless=watch.hopeless,
+            abandoned=watch.abandoned, uncounted=watch.uncounted, hopeless=watch.hopeless,
             saved=job.saved() if stop is not None else None,
-            chosen=tuple(job.nodes.chosen),
-            lost=tuple(lost),
+            chosen=tuple(job.nodes.chosen), lost=tuple(lost),
             refused={node: Refusal(*said) for node, said in logs["refused"].items()},
             unreached=tuple((node, text) for node, text in logs["unreached"]),
-            killed_agents=tuple(logs["killed_agents"]),
-            signalled=logs["signalled"],
-            stranger=watch.stranger,
-        )
+            killed_agents=tuple(logs["killed_agents"]), signalled=logs["signalled"], stranger=watch.stranger,
+        )  # fmt: skip
 
     def record(self, decision: Optional[Decision], launched: bool) -> None:
         """Record how the attempt ended."""
         job, cause = self.job, self.job.cause or Cause("")
         ended_by, kept = (decision.ended_by, decision.not_requeued) if decision else ("", "")
-        job.event(
-            AttemptEnded(
-                job.exit_code, cause.text, cause.node, cause.rank, job.decision, ended_by, kept, cause.kind, cause.more
-            )
-        )
+        ended = AttemptEnded(job.exit_code, cause.text, cause.node, cause.rank, job.decision, ended_by, kept)
+        job.event(ended._replace(kind=cause.kind, more=cause.more))
         how = ": its ranks exited with code {}".format(job.exit_code) if launched else " ended"
         text = ", " + cause.line() if cause.text else ""
         job.say("attempt {}{}{}; decision: {}".format(job.attempt, how, text, job.decision))
@@ -160,7 +142,6 @@ class Attempts:
         if job.nodes.chosen:
             env = {"SLURMDDP_SWEEP": job.env["SLURMDDP_RENDEZVOUS_ID"], "SLURMDDP_SCHEDULER": job.settings.scheduler}
             env["SLURMDDP_NODE_FOLDER"] = job.values.words["node_folder"]
-            job.on_nodes(
-                job.logs + "/sweep.out", job.values.program("sweep"), self.watching.look, 20, env=env, last=True
-            )
+            words = job.values.program("sweep")
+            job.on_nodes(job.logs + "/sweep.out", words, self.watching.look, 20, env=env, last=True)
         job.event(Cleaned(job.folder.known("", "removed", job.logs)))

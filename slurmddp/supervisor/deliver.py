@@ -16,10 +16,11 @@ from slurmddp.records import events, job_events, json_lines
 from slurmddp.records.address import LONGEST, is_address, secret_parts
 from slurmddp.records.alert import Alert, Message
 from slurmddp.records.progress import read_progress
-from slurmddp.supervisor import compose, identity, post
+from slurmddp.supervisor import compose, post
 from slurmddp.supervisor.compose import Composed
 from slurmddp.supervisor.post import Sent
 from slurmddp.supervisor.spool import BESIDE_ADDRESSES, Box
+from slurmddp.supervisor.values import host, slurm_job
 
 #: Bytes of a payload, and of the variables of environment_from.
 _LARGEST = 2**20
@@ -78,8 +79,8 @@ def from_environment(run: str, environment: Mapping[str, str]) -> Settings:
         run=run,
         secrets=os.path.join(home, "slurmddp", "secrets", os.path.basename(run)),
         disks=tuple(os.path.join(disk, f"slurmddp-alerts-{os.geteuid()}") for disk in disks),
-        job_id=environment.get("SLURMDDP_JOB_ID") or identity.slurm_job(environment),
-        host=identity.host(environment),
+        job_id=environment.get("SLURMDDP_JOB_ID") or slurm_job(environment),
+        host=host(environment),
         logs=environment.get("SLURMDDP_LOGS", ""),
     )
 
@@ -107,11 +108,8 @@ class Sender:
         says: "Callable[[str], None]" = complain,
         patience: float = 2.5,
     ) -> None:
-        self.settings = settings
-        self.known = known
-        self._stored = stored
-        self._says = says
-        self._patience = patience
+        self.settings, self.known = settings, known
+        self._stored, self._says, self._patience = stored, says, patience
         self._away: Set[str] = set()
         self._read_secrets = bool(known.secrets)
 
@@ -141,9 +139,8 @@ class Sender:
         alert = self._with_facts(alert)
         found = [compose.compose(name, text, alert) for name, text in sorted(targets.payloads.items())]
         outcomes: List[Outcome] = []
-        threads = [
-            threading.Thread(target=self._one, args=(each, alert, end, outcomes), daemon=True) for each in found if each
-        ]
+        sends = ((each, alert, end, outcomes) for each in found if each)
+        threads = [threading.Thread(target=self._one, args=words, daemon=True) for words in sends]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -268,8 +265,9 @@ class Sender:
 
         def run() -> None:
             try:
-                if folder == self.settings.run:
-                    _refuse_others(folder)
+                # Another user may have put a folder of theirs in the place of the run's
+                if folder == self.settings.run and os.path.exists(folder) and os.stat(folder).st_uid != os.geteuid():
+                    raise OSError(f"{folder} belongs to another user")
                 results.append((call(), None))
             except Exception as error:  # noqa: BLE001 - raised below
                 results.append((None, error))
@@ -284,12 +282,6 @@ class Sender:
         if error is not None:
             raise error
         return value
-
-
-def _refuse_others(folder: str) -> None:
-    """Raise OSError if a folder belongs to another user, who may have put it in the place of the run's."""
-    if os.path.exists(folder) and os.stat(folder).st_uid != os.geteuid():
-        raise OSError(f"{folder} belongs to another user")
 
 
 def _refuse_shared(folder: str, make: bool) -> None:

@@ -5,12 +5,12 @@ import os
 import signal
 import time
 import zlib
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from slurmddp.records import json_lines
 from slurmddp.records.cause import Cause
 from slurmddp.records.cause import read as read_cause
-from slurmddp.records.progress import best_text
+from slurmddp.records.progress import Progress
 from slurmddp.supervisor.brain import ledger as ledgers
 from slurmddp.supervisor.brain.types import CANCELLED_BY_USER, FAILED, Alert, Ledger, Moment
 from slurmddp.supervisor.brain.watch import Watch
@@ -18,10 +18,51 @@ from slurmddp.supervisor.folder import Folder
 from slurmddp.supervisor.guarding import Guarding
 from slurmddp.supervisor.loop import Child, Loop
 from slurmddp.supervisor.messages import Messages
-from slurmddp.supervisor.nodes import Nodes
 from slurmddp.supervisor.requeue import Chain, Never, Requeue
 from slurmddp.supervisor.scheduler import Local, Slurm
 from slurmddp.supervisor.values import Values
+
+
+class Nodes:
+    """usable: may be used. chosen: train in this attempt, or are checked for it. excluded: lost, or found bad: not used
+    again. suspects: their agent was killed, or Slurm did not reach them: used again only if there are too few others.
+    """
+
+    def __init__(self, least: int, most: int) -> None:
+        self._least, self._most = least, most
+        self.usable: List[str] = []
+        self.chosen: List[str] = []
+        self.excluded: List[str] = []
+        self.suspects: List[str] = []
+
+    def renew(self, allocated: Sequence[str]) -> Tuple[str, ...]:
+        """Take the nodes that the job has now; return those that it has lost, which are to be excluded."""
+        there = set(allocated)
+        lost = tuple(node for node in self.usable if node not in there)
+        self.usable = without(self.excluded, allocated)
+        return lost
+
+    def exclude(self, nodes: Iterable[str]) -> None:
+        self.excluded += nodes
+        self.usable = without(self.excluded, self.usable)
+
+    def choose(self) -> bool:
+        """Choose the first nodes that are not suspect; the others are spares. Return whether they are enough."""
+        chosen = without(self.suspects, self.usable)
+        if len(chosen) < self._least:
+            chosen = list(self.usable)
+        self.chosen = chosen[: self._most]
+        return len(self.chosen) >= self._least
+
+    def enough_without(self, bad: Sequence[str]) -> bool:
+        return len(without(bad, self.usable)) >= self._least
+
+
+def without(unwanted: Iterable[str], nodes: Iterable[str]) -> List[str]:
+    """Return the nodes that are not in the first list. There may be thousands."""
+    listed = set(unwanted)
+    return [node for node in nodes if node not in listed]
+
 
 #: Seconds between two looks around while something runs on the nodes.
 _LOOK = 2.0
@@ -96,8 +137,8 @@ class Job:
 
     def stop_file(self) -> Optional[str]:
         """Return the reason in the stop file; None if there is none, or the run folder does not answer."""
-        found = self.folder.known(None, "stop")
-        return None if found is None else str(found)
+        found: Optional[str] = self.folder.known(None, "stop")
+        return found
 
     def cancelled(self) -> bool:
         """Return whether the user has cancelled the run: nothing starts it again, whatever ends it."""
@@ -105,8 +146,7 @@ class Job:
 
     def must_end(self) -> bool:
         """Return whether nothing may start on the nodes any more."""
-        stop = self.stop_file()
-        return bool(self.ending) or stop is not None
+        return bool(self.ending) or self.stop_file() is not None
 
     def ledger(self) -> Ledger:
         """Return what the starts of the run have come to, as far as the run folder answers."""
@@ -131,7 +171,7 @@ class Job:
         for line in ledgers.lines_to_add(before, after):
             self.folder.tell("append", "failures", line)
         if after.best is not None and after.best != before.best:
-            self.folder.tell("write", "best", best_text(after.best))
+            self.folder.tell("write", "best", Progress(after.best).text())
         own = json.dumps(ledgers.own_part(after))
         if own != self._own:
             self.folder.tell("write", "ledger.json", own + "\n")

@@ -12,7 +12,6 @@ from slurmddp.causes.find import find, node_logs
 from slurmddp.records import network, preflight
 from slurmddp.records import refusal as refusals
 from slurmddp.records.cause import read as read_cause
-from slurmddp.records.progress import read_ranks
 from slurmddp.records.refusal import Refusal
 from slurmddp.records.text import first_line
 
@@ -109,7 +108,7 @@ class Logs:
         """Return the cause that the logs tell, if it is better than the one that was noted. tasks: launch.mode srun."""
         errors = self.inside(logs, "srun.err")
         known = read_cause(noted) if noted else None
-        nodes = read_ranks("\n".join(_lines(self.path("ranks")) or []))
+        nodes = _lines(self.path("ranks")) or []
         errors_there = errors if os.path.exists(errors) else None
         found = find(node_logs(self.inside(logs)), errors_there, nodes, known, tasks_are_ranks=tasks)
         return found.write() if found else None

@@ -10,11 +10,11 @@ It prints one line for node.sh, with the separator \\x1f between these:
 
 import os
 import sys
+import time
 from typing import List, Mapping, Sequence, Tuple
 
-from slurmddp.records.refusal import Refusal
-from slurmddp.supervisor import address, node_failure, unpack
-from slurmddp.supervisor.refused import Refused
+from slurmddp.records.refusal import Refusal, Refused
+from slurmddp.supervisor import address, unpack
 
 
 def facts(values: Mapping[str, str], environment: Mapping[str, str]) -> List[str]:
@@ -54,6 +54,48 @@ def _count(values: Mapping[str, str], environment: Mapping[str, str]) -> Tuple[s
     return str(ranks), str(max(cores // ranks, 1))
 
 
+#: Seconds in which the other nodes say whether they can start their ranks.
+_PATIENCE = 60
+
+
+def report(together: str, why: Refusal, environment: Mapping[str, str]) -> None:
+    """Tell job.sh why this node cannot start its ranks. Write it, whole or not at all. Wait for the others.
+
+    together: not empty if nothing runs on other nodes that the end of this one would end.
+    """
+    host, folder = environment["SLURMDDP_NODE"], environment["SLURMDDP_LOGS"] + "/preflight"
+    part, path = "{}/.{}.part".format(folder, host), "{}/{}.failed".format(folder, host)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with open(part, "wb") as file:
+            file.write(os.fsencode(why._replace(text=why.text.replace("\n", " ")).write()))
+        os.rename(part, path)
+    except OSError as error:  # then job.sh has the log alone
+        print("slurmddp: node {}: cannot write {}: {}".format(host, path, error.strerror), file=sys.stderr)
+    if not together:
+        _await_others(folder, int(environment["SLURMDDP_NODES"]))
+
+
+def _await_others(folder: str, nodes: int) -> None:
+    """srun ends the other nodes with this one: each first says whether its ranks can start, for job.sh to decide."""
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end:
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            return  # nobody can say anything
+        if sum(not name.startswith(".") and name.endswith((".failed", ".ready")) for name in names) >= nodes:
+            return
+        time.sleep(1)
+
+
+def fail(arguments: Sequence[str]) -> int:
+    """Tell job.sh of a failure that node.sh has printed: TOGETHER FAULT TEXT. FAULT: as in records/refusal.py."""
+    together, fault, text = arguments
+    report(together, Refusal(text, fault), os.environ)
+    return 0
+
+
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
     """Prepare the node, or tell why that is not possible."""
     values = dict(word.split("=", 1) for word in arguments)
@@ -62,7 +104,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
     except Refused as why:
         sys.stderr.buffer.write(os.fsencode("slurmddp: node {}: {}\n".format(environment["SLURMDDP_NODE"], why)))
         if environment.get("SLURMDDP_STEP") != "attach":  # which says nothing of the attempt
-            node_failure.report(values["preflight"] + values["alone"], Refusal(str(why)), environment)
+            report(values["preflight"] + values["alone"], Refusal(str(why)), environment)
         return 1
     sys.stdout.buffer.write(os.fsencode("\x1f".join(found) + "\n"))
     return 0

@@ -30,10 +30,7 @@ class _Child:
     """A process that sends. alert: None if it sends what waits. text: what it has said of its outcome so far."""
 
     def __init__(self, pid: int, descriptor: int, alert: Optional[Alert], until: float) -> None:
-        self.pid = pid
-        self.descriptor = descriptor
-        self.alert = alert
-        self.until = until
+        self.pid, self.descriptor, self.alert, self.until = pid, descriptor, alert, until
         self.text = b""
 
 
@@ -41,8 +38,7 @@ class Notifier:
     """The alerts of one run. No method waits for a folder or for a receiver, but `settle` if it is asked to."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
-        self._settings = settings
-        self._clock = clock
+        self._settings, self._clock = settings, clock
         self._targets = Targets()
         self._children: List[_Child] = []
         self._exited: List[int] = []
@@ -56,8 +52,7 @@ class Notifier:
 
     def send(self, alert: Alert, seconds: float = BUDGET) -> None:
         """Send an alert. seconds: how long it is tried; what has not arrived by then waits on a disk."""
-        alert = alert._replace(time=alert.time or int(time.time()))
-        self._start(alert, seconds)
+        self._start(alert._replace(time=alert.time or int(time.time())), seconds)
 
     def descriptors(self) -> List[int]:
         """Return what can be read when there is news for `poll`."""
@@ -74,12 +69,8 @@ class Notifier:
             if self._read(child) or self._clock() > child.until + _OVERTIME:
                 self._children.remove(child)
                 outcomes += self._finished(child)
-        if (
-            self._waiting
-            and not self._children
-            and not self._unstarted
-            and self._clock() - self._last_retry > _RETRY_SECONDS
-        ):
+        idle = not self._children and not self._unstarted
+        if self._waiting and idle and self._clock() - self._last_retry > _RETRY_SECONDS:
             self._start(None, _RETRY_BUDGET)
         return outcomes
 
@@ -196,15 +187,8 @@ def main(words: Sequence[str], environment: Mapping[str, str] = os.environ) -> i
     asked = environment.get("SLURMDDP_ALERT_BUDGET", "")
     seconds = float(asked) if re.fullmatch("[0-9]{1,5}", asked) else BUDGET
     attempt = environment.get("SLURMDDP_ATTEMPT", "")
-    alert = Alert(
-        kind=kind,
-        state=state,
-        cause=cause,
-        next=following,
-        rank=int(rank) if re.fullmatch("[0-9]{1,9}", rank) else None,
-        node=node,
-        attempt=int(attempt) if re.fullmatch("[0-9]{1,9}", attempt) else None,
-    )
+    numbers = [int(text) if re.fullmatch("[0-9]{1,9}", text) else None for text in (rank, attempt)]
+    alert = Alert(kind, state, cause, following, numbers[0], node, attempt=numbers[1])
     send_one(alert, from_environment(run, environment), seconds)
     return 0
 

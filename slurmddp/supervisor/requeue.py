@@ -75,19 +75,15 @@ class _Tries:
         return self._end - time.monotonic() < self._pause + 2 * _LOOK
 
 
-class _Way:
-    """attempt: the newest. seconds: for all tries together. Both are set by whoever asks."""
+class Never:
+    """No way back: this job is not one that could be brought back. The ways back have the same methods."""
 
-    attempt = 0
-    seconds = _ALL
+    attempt = 0  # the newest; whoever asks sets both
+    seconds = _ALL  # for all tries together
 
     def keep_out(self, excluded: List[str]) -> str:
         """Keep nodes out of the start that was asked for; return what went wrong."""
         return ""
-
-
-class Never(_Way):
-    """This job is not one that could be brought back."""
 
     def again(self, ended_by: str, excluded: List[str]) -> str:
         """Have the run go on; return the id of the job that will. ended_by: as in Decision. Raises Refused."""
@@ -98,7 +94,7 @@ class Never(_Way):
         raise Refused("")
 
 
-class Requeue(_Way):
+class Requeue(Never):
     """The same job, with `scontrol requeue`."""
 
     def __init__(self, loop: Loop, slurm_job: str, job_id: str, host: str, run: str) -> None:
@@ -172,17 +168,11 @@ class Requeue(_Way):
         told = json_lines.dump(Event(HoldReleased(), None, self.attempt, self._id, self._host).write()).decode()
         nodes = os.environ.get("SLURM_JOB_NODELIST", "")
         words = [self._job, str(self._restarts), " ".join(excluded), nodes, events, told]
-        self._loop.start(
-            [sys.executable, "-I", "-c", _RELEASE, *words],
-            env,
-            "tool",
-            start_new_session=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        apart = {"start_new_session": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}  # type: Any
+        self._loop.start([sys.executable, "-I", "-c", _RELEASE, *words], env, "tool", **apart)
 
 
-class Chain(_Way):
+class Chain(Never):
     """A new job, where the site forbids scontrol requeue: job.sh is submitted again, to begin when this has ended."""
 
     def __init__(self, loop: Loop, job_id: str, run: str, singleton: bool) -> None:

@@ -6,7 +6,7 @@ import socket
 import subprocess
 from typing import Dict, List, Optional, Sequence
 
-from slurmddp.supervisor import identity
+from slurmddp.supervisor import values
 from slurmddp.supervisor.brain.types import Job
 from slurmddp.supervisor.loop import Loop
 
@@ -80,7 +80,7 @@ class Slurm:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         env = os.environ
-        self.host, self.job_id, self.slurm_job = identity.host(env), env["SLURM_JOB_ID"], identity.slurm_job(env)
+        self.host, self.job_id, self.slurm_job = values.host(env), env["SLURM_JOB_ID"], values.slurm_job(env)
         self.job_nodes = self._node_list = env["SLURM_JOB_NODELIST"]
         restarts = int(env.get("SLURM_RESTART_COUNT") or 0)
         self.job = Job(restarts=restarts, restarts_then=restarts)

@@ -22,18 +22,8 @@ from slurmddp.supervisor.ranks import read
 _MOUNTS = ("squashfuse", "squashfuse_ll", "fuse2fs", "fuse-overlayfs", "gocryptfs")
 #: Of our own scripts, and what a log-in leaves: none of them uses shared memory.
 _HARMLESS = (
-    "bash",
-    "sh",
-    "slurm_script",
-    "srun",
-    "scontrol",
-    "sleep",
-    "curl",
-    "timeout",
-    "systemd",
-    "(sd-pam)",
-    "sshd",
-)
+    "bash", "sh", "slurm_script", "srun", "scontrol", "sleep", "curl", "timeout", "systemd", "(sd-pam)", "sshd",
+)  # fmt: skip
 #: Names of shared memory that torch, NCCL, Python's multiprocessing and OpenMP give.
 _KNOWN = re.compile(r"torch_|nccl-|psm_|sem\.mp-|sem\.loky-|pym-|__KMP_REGISTERED_LIB_")
 #: Rounds in which what is killed may still be there, and the seconds between two.

@@ -11,7 +11,7 @@ import stat
 import zipfile
 from typing import List, Optional
 
-from slurmddp.supervisor.refused import Refused
+from slurmddp.records.refusal import Refused
 
 #: Links on the way to a folder, after which Linux gives up, too.
 _LINKS = 40

@@ -2,9 +2,23 @@
 
 import json
 import os
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+import socket
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurmddp.supervisor.brain.types import Settings
+
+
+def host(environment: Mapping[str, str]) -> str:
+    """Return the node's name, by which Slurm knows it."""
+    return environment.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def slurm_job(environment: Mapping[str, str]) -> str:
+    """Return what commands call the job; empty outside of one. SLURM_JOB_ID of a task is that of the whole array."""
+    array = environment.get("SLURM_ARRAY_JOB_ID")
+    if array:
+        return "{}_{}".format(array, environment.get("SLURM_ARRAY_TASK_ID", ""))
+    return environment.get("SLURM_JOB_ID", "")
 
 
 def program(run: str, python: str, name: str) -> List[str]:

@@ -9,13 +9,8 @@ from slurmddp.records.progress import Failure, Progress
 from slurmddp.records.refusal import Refusal
 
 #: Why a job is ended from outside.
-CANCELLED, TIME_LIMIT, PREEMPTION, NODE_FAILURE, REQUEUED = (
-    "cancelled",
-    "time limit",
-    "preemption",
-    "node failure",
-    "requeued",
-)
+CANCELLED, TIME_LIMIT, PREEMPTION = "cancelled", "time limit", "preemption"
+NODE_FAILURE, REQUEUED = "node failure", "requeued"
 #: The same: something has killed job.sh, which nobody but a guard survives.
 KILLED = "job.sh was killed by SIGKILL (out of memory?)"
 #: The reason in the stop file after `slurmddp cancel`.

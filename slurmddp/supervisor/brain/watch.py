@@ -1,6 +1,6 @@
 """What the supervisor does about what it sees while something runs on the nodes."""
 
-from typing import Any, Dict, Optional, Union
+from typing import Dict, Optional, Union
 
 from slurmddp.causes import events as told
 from slurmddp.causes.rules import is_consequence
@@ -100,11 +100,11 @@ class Watch:
     # --- events
 
     def see(self, event: Event, now: Moment) -> Actions:
-        """Take an event of the ranks or their agents."""
-        handler = _HANDLERS.get(type(event.facts))
-        return handler(self, event, event.facts, now) if handler else []
+        """Take an event of the ranks or their agents: each that matters has a method of its name."""
+        handler = getattr(self, "on_" + event.name, None)
+        return (handler(event, event.facts, now) if handler else None) or []
 
-    def _rank_started(self, event: Event, facts: ranks.RankStarted, now: Moment) -> Actions:
+    def on_rank_started(self, event: Event, facts: ranks.RankStarted, now: Moment) -> Actions:
         self._starts += 1
         self._longest_start = max(self._longest_start, int(now.seconds - self._starting_since))
         actions: Actions = []
@@ -122,15 +122,13 @@ class Watch:
         if cause is not None and self._recovering is not None and self._recovering.kind in _VAGUE:
             self._recovering = cause
 
-    def _forged(self, event: Event, facts: ranks.Forged, now: Moment) -> Actions:
+    def on_forged(self, event: Event, facts: ranks.Forged, now: Moment) -> None:
         self.stranger = self.stranger or Cause(first_line(facts.text), None, event.node or "", AGENT, event.time)
-        return []
 
-    def _started(self, event: Event, facts: ranks.Started, now: Moment) -> Actions:
+    def on_started(self, event: Event, facts: ranks.Started, now: Moment) -> None:
         self._world = facts.world or self._world
-        return []
 
-    def _error(self, event: Event, facts: ranks.Error, now: Moment) -> Actions:
+    def on_error(self, event: Event, facts: ranks.Error, now: Moment) -> Actions:
         self._fails(now)
         rank, node = event.rank, event.node or ""
         self._note(told.raised(rank, node, facts.kind or "error", facts.message, event.time))
@@ -149,7 +147,7 @@ class Watch:
         self.ledger = self.ledger._replace(last_error=text)
         return self._give_up("all ranks failed this way before the first step of two starts") if again else []
 
-    def _hang(self, event: Event, facts: Union[ranks.Hang, ranks.HangReported], now: Moment) -> Actions:
+    def on_hang(self, event: Event, facts: Union[ranks.Hang, ranks.HangReported], now: Moment) -> Actions:
         following = "the ranks restart"
         if isinstance(facts, ranks.Hang):
             self._fails(now)
@@ -161,27 +159,26 @@ class Watch:
         self._note(cause)
         return actions
 
-    def _hang_over(self, event: Event, facts: ranks.HangOver, now: Moment) -> Actions:
+    on_hang_reported = on_hang
+
+    def on_hang_over(self, event: Event, facts: ranks.HangOver, now: Moment) -> None:
         if self.noted is not None and self.noted.kind == HANG:
             self.noted = None
-        return []
 
-    def _rank_exited(self, event: Event, facts: ranks.RankExited, now: Moment) -> Actions:
+    def on_rank_exited(self, event: Event, facts: ranks.RankExited, now: Moment) -> None:
         if (facts.signal or "").startswith("SIG"):
             cause = told.killed(facts.rank, event.node or "", facts.signal, event.time)
             if cause is not None:  # else a cleanup, or what the log says more about
                 self._note(cause)
         elif self._agents_waiting >= self._nodes:
             self.noted = None  # of a start after the noted one, that died before our program: the logs know why
-        return []
 
-    def _ranks_stopped(self, event: Event, facts: ranks.RanksStopped, now: Moment) -> Actions:
+    def on_ranks_stopped(self, event: Event, facts: ranks.RanksStopped, now: Moment) -> None:
         """By the agent of each node; of ranks that are killed, nobody else tells."""
         self._agents_waiting += 1
         if self._agents_waiting == self._nodes:
             self._start_failed = False  # the time counts from here on
         self._fails(now)
-        return []
 
     def _fails(self, now: Moment) -> None:
         if not self._start_failed:
@@ -193,27 +190,27 @@ class Watch:
         if self.noted is None or self.noted.kind == CONSEQUENCE:
             self.noted = cause
 
-    def _straggler(
+    def on_straggler_begins(
         self, event: Event, facts: Union[ranks.StragglerBegins, ranks.StragglerEnds], now: Moment
-    ) -> Actions:
+    ) -> None:
         self._stragglers.see(facts, now.seconds)
-        return []
 
-    def _no_process_group(self, event: Event, facts: ranks.NoProcessGroup, now: Moment) -> Actions:
+    on_straggler_ends = on_straggler_begins
+
+    def on_no_process_group(self, event: Event, facts: ranks.NoProcessGroup, now: Moment) -> Actions:
         actions = [] if self._warned_alone else self._warn(facts.text, None)
         self._warned_alone = True
         return actions
 
-    def _checkpoint_saved(self, event: Event, facts: ranks.CheckpointSaved, now: Moment) -> Actions:
+    def on_checkpoint_saved(self, event: Event, facts: ranks.CheckpointSaved, now: Moment) -> None:
         self._longest_save = max(self._longest_save, int(facts.seconds or 0))
-        return []
 
-    def _first_step(self, event: Event, facts: ranks.FirstStep, now: Moment) -> Actions:
+    def on_first_step(self, event: Event, facts: ranks.FirstStep, now: Moment) -> Actions:
         self._stepped = True
         self.ledger = self.ledger._replace(last_error="")
         return [] if self._settings.own_script else self._has_recovered()
 
-    def _restarted(self, event: Event, facts: ranks.Restarted, now: Moment) -> Actions:
+    def on_restarted(self, event: Event, facts: ranks.Restarted, now: Moment) -> Actions:
         """Only what went on has recovered. A start from an unknown step is worth a message after a failure only."""
         self.ledger = ledgers.note_restart(self.ledger, facts)
         if facts.how == "went on":
@@ -229,12 +226,11 @@ class Watch:
             return actions + self._give_up(why.format(self.ledger.from_zero, most))
         return actions
 
-    def _keeping_save(self, event: Event, facts: ranks.KeepingSave, now: Moment) -> Actions:
+    def on_keeping_save(self, event: Event, facts: ranks.KeepingSave, now: Moment) -> None:
         """The ranks start when the copy is there, or its time is over."""
         self._starting_since = now.seconds + (facts.seconds or 0)
-        return []
 
-    def _save_kept(self, event: Event, facts: ranks.SaveKept, now: Moment) -> Actions:
+    def on_save_kept(self, event: Event, facts: ranks.SaveKept, now: Moment) -> Actions:
         self._starting_since = now.seconds
         self._kept = facts.kept or self._kept
         if not facts.kept:
@@ -372,24 +368,3 @@ class Watch:
             self._marker_seen, self._leftovers_bound = now.seconds, _LEFTOVERS
             return [Say("the attempt is over, but its processes still run: terminating them"), Terminate()]
         return []
-
-
-_HANDLERS: Dict[type, Any] = {
-    ranks.RankStarted: Watch._rank_started,
-    ranks.Forged: Watch._forged,
-    ranks.Started: Watch._started,
-    ranks.Error: Watch._error,
-    ranks.Hang: Watch._hang,
-    ranks.HangReported: Watch._hang,
-    ranks.HangOver: Watch._hang_over,
-    ranks.RankExited: Watch._rank_exited,
-    ranks.RanksStopped: Watch._ranks_stopped,
-    ranks.StragglerBegins: Watch._straggler,
-    ranks.StragglerEnds: Watch._straggler,
-    ranks.NoProcessGroup: Watch._no_process_group,
-    ranks.CheckpointSaved: Watch._checkpoint_saved,
-    ranks.FirstStep: Watch._first_step,
-    ranks.Restarted: Watch._restarted,
-    ranks.KeepingSave: Watch._keeping_save,
-    ranks.SaveKept: Watch._save_kept,
-}

@@ -7,12 +7,10 @@ import pytest
 from slurmddp.records.progress import (
     Failure,
     Progress,
-    best_text,
     ranks_text,
     read_best,
     read_failures,
     read_progress,
-    read_ranks,
     stuck,
 )
 
@@ -41,8 +39,8 @@ def test_what_is_written_is_read_back() -> None:
         assert read_progress(progress.text()) == progress
     failures = (Failure(0, 10), Failure(3, 0))
     assert read_failures("".join(f"{failure.line()}\n" for failure in failures) + "1 2 3\n4\nx 5\n") == failures
-    assert (read_best(best_text(5)), read_best("")) == (5, None)
-    assert read_ranks(ranks_text(["n1", "n1", "n2"])) == ["n1", "n1", "n2"]
+    assert (read_best(Progress(5).text()), read_best("")) == (5, None)
+    assert ranks_text(["n1", "n1", "n2"]) == "n1\nn1\nn2\n"
 
 
 @pytest.mark.parametrize(

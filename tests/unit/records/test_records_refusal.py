@@ -1,4 +1,4 @@
-"""What node.sh says where it cannot start: supervisor/node_failure.py writes it, job.sh's supervisor reads it."""
+"""What node.sh says where it cannot start: supervisor/node.py writes it, job.sh's supervisor reads it."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp.records.refusal import Refused
 from slurmddp.supervisor.address import Place, find
-from slurmddp.supervisor.refused import Refused
 
 IP = """\
 #!/bin/sh

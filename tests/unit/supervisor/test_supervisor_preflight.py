@@ -16,7 +16,7 @@ from slurmddp.records.job_events import Measured, Network, NodeExcluded, Preflig
 from slurmddp.records.preflight import Finding, bad, warn
 from slurmddp.supervisor.brain.types import FAILED, NEXT, REQUEUE
 from slurmddp.supervisor.files import Files
-from slurmddp.supervisor.nodes import Nodes
+from slurmddp.supervisor.job import Nodes
 from slurmddp.supervisor.preflight import check_nodes, measure_network
 
 FACTS = Measured("ok", bus_gb_s=187.4)
