@@ -111,11 +111,8 @@ class Judge:
             if framework in DOES.get(name, ()) and not events:
                 return Fact(name, Answer.UNKNOWN, (), f"{framework}, as it is configured")
         if name == "seeds" and not events:  # LightningCLI seeds unless it is told not to
-            events = [
-                each
-                for each in self.methods("LightningCLI")
-                if not _is(each.argument("seed_everything_default"), False)
-            ]
+            clis = [e for e in self.frameworks.get("Lightning", ()) if any(n.endswith("LightningCLI") for n in e.names)]
+            events = [each for each in clis if not _is(each.argument("seed_everything_default"), False)]
         maybe = self.methods("seed", "set_seed", "fix_seed") if name == "seeds" and not events else []
         if maybe:  # of numpy or random alone, or of an object that is not known
             return self.fact(name, Answer.UNKNOWN, maybe)
@@ -311,12 +308,10 @@ class Judge:
                 unsure.append(event)
                 continue
             first = event.argument("path", 0) or event.argument("url", 0)
-            literal = first is not None and not self.trace.origin(event.unit, first).options
-            if (
-                self.is_conditional(event)
-                or _is_local(event, first)
-                or not (download is not None or (literal and isinstance(first, ast.Constant)))
-            ):
+            given = first is None or self.trace.origin(event.unit, first).options
+            texts = {None} if first is None or given else self.trace.texts(event.unit, first)
+            sure = download is not None or None not in texts
+            if self.is_conditional(event) or _is_local(event, texts) or not sure:
                 unsure.append(event)
             else:
                 return self.yes(name, [event])
@@ -337,33 +332,36 @@ class Judge:
 
     def workers(self) -> Fact:
         """Answer workers; detail has the number, or the argument that sets it."""
-        unsure = []
-        for event in self.methods("DataLoader", "create_loader", "DistributedDataLoader", "StatefulDataLoader"):
-            value = event.argument("num_workers", 5 if last(event.node.func) == "DataLoader" else None)
-            if value is None:
-                if any(each.arg is None for each in event.node.keywords):
-                    unsure.append((event, ""))
-                continue
-            origin = self.trace.origin(event.unit, value)
-            options = [self.trace.options[each] for each in origin.options]
-            if isinstance(value, ast.Constant):
-                if value.value:
-                    return self.yes("workers", [event], str(value.value))
-            elif len(options) == 1 and options[0].known and isinstance(options[0].default, int) and not origin.unknown:
-                if options[0].default > 0:
-                    return self.yes("workers", [event], f"{options[0].flag}, default {options[0].default}")
-                unsure.append((event, options[0].flag))
-            else:
-                numbers = [v.value for _, v in self.trace.sources(event.unit, value) if isinstance(v, ast.Constant)]
-                if len(numbers) == 1 and isinstance(numbers[0], int) and numbers[0] > 0 and not options:
-                    return self.yes("workers", [event], str(numbers[0]))
-                unsure.append((event, options[0].flag if options else ""))
+        unsure: list[tuple[Event, str]] = []
+        loaders = [e for e in self.events if re.search(r"Loader$|^create_loader$", last(e.node.func))]
+        for event in loaders:
+            values = self.trace.keyword(event, "num_workers", 5 if last(event.node.func) == "DataLoader" else None)
+            if not values and any(each.arg is None for each in event.node.keywords):
+                unsure.append((event, ""))
+            for unit, value in values:
+                numbers, flag = self._numbers(unit, value)
+                if all(numbers):
+                    what = "/".join(sorted(map(str, numbers)))
+                    return self.yes("workers", [event], f"{flag}, default {what}" if flag else what)
+                if flag or numbers != {0}:
+                    unsure.append((event, flag))
         if any(event.argument("training_data") is not None for event in self.frameworks.get("DeepSpeed", ())):
             return Fact("workers", Answer.UNKNOWN, (), "DeepSpeed's num_local_io_workers")
         trainer = "transformers Trainer" in self.frameworks or "Composer" in self.frameworks
         if unsure:
             return self.fact("workers", Answer.UNKNOWN, [event for event, _ in unsure], unsure[0][1])
         return Fact("workers", Answer.UNKNOWN, (), "dataloader_num_workers") if trainer else self.no("workers")
+
+    def _numbers(self, unit: Unit, value: ast.expr) -> tuple[set[int | None], str]:
+        """Return which numbers an expression may be (None: unknown), and the argument that sets it."""
+        origin = self.trace.origin(unit, value)
+        options = [self.trace.options[each] for each in origin.options]
+        if options:
+            default = options[0].default
+            plain = len(options) == 1 and options[0].known and isinstance(default, int) and not origin.unknown
+            return {default if plain and isinstance(default, int) else None}, options[0].flag
+        texts = self.trace.texts(unit, value)
+        return {int(text) if text and text.isdigit() else None for text in texts}, ""
 
     def sets(self, name: str, variable: str) -> Fact:
         """Answer whether an environment variable is set: os.environ[...] =, setdefault, putenv."""
@@ -427,9 +425,9 @@ def _acts(event: Event) -> bool:
     return alone or bool(_ACTIVE.search(name)) or any(_TRAINED.search(word) for word in given)
 
 
-def _is_local(event: Event, first: ast.expr | None) -> bool:
+def _is_local(event: Event, texts: set[str | None]) -> bool:
     """Return whether a call may read files that are here: a path, or a builder that is given files."""
-    path = isinstance(first, ast.Constant) and isinstance(first.value, str) and first.value.startswith(("/", ".", "~"))
+    path = any(text and text.startswith(("/", ".", "~")) for text in texts)
     names = ("data_files", "data_dir", "local_files_only", "source", "local_dir")
     return path or any(event.argument(name) is not None for name in names)
 

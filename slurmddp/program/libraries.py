@@ -45,6 +45,7 @@ CALLS = {
         r"torch\.nn\.parallel(?:\.\w+)*\.DistributedDataParallel",
         r"torch\.distributed(?:\.\w+)*\.(?:FullyShardedDataParallel|fully_shard|replicate)",
         r"apex\.parallel(?:\.\w+)*\.DistributedDataParallel",
+        r"fairscale(?:\.\w+)*\.(?:FullyShardedDataParallel|ShardedDataParallel)",
         r"horovod(?:\.\w+)*\.(?:DistributedOptimizer|allreduce|allreduce_async_?)",
         rf"{_ACCELERATE}\(\)\.prepare(?:_model)?",
         rf"{_FABRIC}\(\)\.(?:setup|setup_module)",
@@ -68,7 +69,7 @@ CALLS = {
     ),
     "requeues": (r"submitit(?:\.\w+)*\.(?:AutoExecutor|SlurmExecutor|DelayedSubmission)",),
     "starts_ranks": (
-        r"torch\.multiprocessing(?:\.\w+)*\.(?:spawn|start_processes)",
+        r"torch\.multiprocessing(?:\.\w+)*\.(?:spawn|start_processes)|torch_xla(?:\.\w+)*\.spawn",
         r"accelerate(?:\.\w+)*\.(?:notebook_launcher|debug_launcher)",
         r"submitit(?:\.\w+)*\.(?:AutoExecutor|SlurmExecutor)",
         r"ray(?:\.train(?:\.\w+)*\.TorchTrainer|\.init)",
@@ -99,7 +100,7 @@ CALL = {name: re.compile("|".join(f"(?:{each})" for each in patterns)) for name,
 _KNOWN = """
     absl accelerate aiohttp albumentations apex ase attr attrs av Bio bitsandbytes blobfile boto3 click clip
     cloudpickle colorlog comet_ml composer cv2 datasets dateutil decord deepspeed dgl diffusers dill dotenv e3nn
-    editdistance einops evaluate faiss filelock fire flash_attn flax fsspec ftfy future fvcore gensim git gym
+    editdistance einops evaluate fairscale faiss filelock fire flash_attn flax fsspec ftfy future fvcore gensim git gym
     gymnasium h5py horovod httpx huggingface_hub humanize hydra imageio iopath jax jieba jiwer joblib
     jsonargparse kornia librosa liger_kernel lightning lightning_fabric lightning_utilities lmdb loguru lpips
     matplotlib mlflow monai moviepy mpi4py ogb openai msgpack natsort neptune netCDF4 networkx nibabel nlp nltk numba numpy

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from slurmddp.program.facts import QUESTIONS, Answer, Fact, Facts, Place, Unread
 from slurmddp.program.judge import Judge, beside_script
-from slurmddp.program.saves import Saves, proposals
+from slurmddp.program.loads import Loads
+from slurmddp.program.saves import Saves
 from slurmddp.program.source import Sources, read_sources
 
 
@@ -34,15 +35,15 @@ def _unknown(script: str, sources: Sources) -> Facts:
 def _judge(script: str, sources: Sources) -> Facts:
     judge = Judge(sources)
     saves = Saves(judge)
-    loads, alone, options = saves.loads()
+    loads = Loads(saves)
     found = [
-        judge.process_group(), judge.wraps_model(), *judge.device(), *judge.data(), *saves.facts(), loads, alone,
+        judge.process_group(), judge.wraps_model(), *judge.device(), *judge.data(), *saves.facts(), *loads.facts(),
         judge.stops(), beside_script(judge), judge.text_of("data_in_tmp", "TMPDIR", calls=r"tempfile\.\w+"),
         judge.internet(), judge.by_call("seeds"), judge.requeues(), judge.starts_ranks(), judge.workers(),
         judge.sets("sets_omp", "OMP_NUM_THREADS"), judge.sets("sets_visible_devices", "CUDA_VISIBLE_DEVICES"),
     ]  # fmt: skip
     by_name = {fact.name: fact for fact in found}
-    proposed = tuple(proposals(saves, by_name, options))
+    proposed = tuple(loads.proposals(by_name))
     folder = os.path.dirname(os.path.abspath(script))
     facts = tuple(_shortened(by_name[name], folder) for name in QUESTIONS)
     return Facts(script, len(sources.read), facts, proposed, tuple(sources.unread))

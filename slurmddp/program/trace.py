@@ -20,6 +20,8 @@ COUNTER = re.compile(
 )
 
 
+#: Where a program writes: nobody trains without it.
+_FOLDER = re.compile(r"out(?:put)?(?:_|$)|dir$|folder$|path$")
 #: Names of what holds the user's choices.
 _CONFIG = {"args", "opt", "opts", "cfg", "config", "conf", "hps", "hparams", "params", "flags", "FLAGS", "settings"}
 
@@ -112,10 +114,33 @@ class Trace:
         if name in defaults:
             found.append((unit, defaults[name]))
         position = places.index(name) - (1 if unit.of else 0) if name in places else None
-        called = f".{unit.name}" if unit.of and unit.name != "__init__" else unit.of or unit.name
-        for event in self._callers.get(called, ())[:12]:
+        for event in self._calls_of(unit):
             if (value := event.argument(name, position)) is not None:
                 found.append((event.unit, value))
+        return found
+
+    def _calls_of(self, unit: Unit) -> list[Event]:
+        called = f".{unit.name}" if unit.of and unit.name != "__init__" else unit.of or unit.name
+        return self._callers.get(called, [])[:12]
+
+    def keyword(
+        self, event: Event, name: str, position: int | None = None, depth: int = 0
+    ) -> list[tuple[Unit, ast.expr]]:
+        """Return what a call gets for an argument, also by `**options`: a dict, or what the caller got."""
+        if (value := event.argument(name, position)) is not None:
+            return [(event.unit, value)]
+        found: list[tuple[Unit, ast.expr]] = []
+        for given in (each.value for each in event.node.keywords if each.arg is None):
+            own = getattr(event.unit.node, "args", None)
+            if own is not None and own.kwarg and own.kwarg.arg == last(given) and depth < 4:
+                for call in self._calls_of(event.unit):
+                    found += self.keyword(call, name, None, depth + 1)
+            for of, value in self.sources(event.unit, given):
+                if isinstance(value, ast.Dict):
+                    pairs = zip(value.keys, value.values, strict=True)
+                    found += [(of, each) for key, each in pairs if isinstance(key, ast.Constant) and key.value == name]
+                elif isinstance(value, ast.Call):
+                    found += [(of, each.value) for each in value.keywords if each.arg == name]
         return found
 
     def switches(self, unit: Unit, guards: tuple[ast.expr, ...], depth: int = 0) -> list[str]:
@@ -125,7 +150,7 @@ class Trace:
             for each in test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]:
                 asked = each.left if isinstance(each, ast.Compare) and isinstance(each.ops[0], ast.IsNot) else each
                 option = self.options.get(last(asked)) if isinstance(asked, ast.Attribute) else None
-                if option and option.known and not option.default and not self.sources(unit, asked):
+                if option and option.known and not option.default and not _FOLDER.search(option.dest):
                     found.append(option.flag)
         if found or not unit.name or depth >= 6:
             return found
@@ -212,7 +237,7 @@ class Trace:
             returned = self.returned(names)
             if returned and all(self.always(of, value, pattern) for of, value in returned):
                 return True
-        elif isinstance(node, (ast.Name, ast.Attribute)):
+        elif isinstance(node, (ast.Name, ast.Attribute)) and chain(node):
             values = [] if isinstance(node, ast.Attribute) and node.attr in self.options else self.sources(unit, node)
             return bool(values) and all(self.always(of, value, pattern) for of, value in values)
         some = all if isinstance(node, ast.BoolOp) else any

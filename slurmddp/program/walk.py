@@ -68,6 +68,7 @@ class Program:
         self.names = Names(sources)
         self.sources = sources
         self.units: list[Unit] = []
+        self.where: dict[ast.expr, Unit] = {}  # of each condition
         self.passed: set[ast.expr] = set()  # what is false where an early return, raise or exit was not taken
         self.classes: dict[str, list[tuple[Source, ast.ClassDef]]] = defaultdict(list)
         for source in sources:
@@ -117,6 +118,7 @@ class Program:
                 self._expressions(node.test, guards, unit)
                 inner_guards = guards if main else (*guards, node.test)
                 other = guards if main else (*guards, ast.UnaryOp(ast.Not(), node.test))
+                self.where.update(dict.fromkeys((node.test, *other[len(guards) :]), unit))
                 self._block(node.body, inner_guards, unit, of, source)
                 self._block(node.orelse, other, unit, of, source)
                 if node.body and (isinstance(node.body[-1], _EXITS) or _is_exit(node.body[-1])) and not node.orelse:
