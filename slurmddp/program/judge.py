@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from slurmddp.program.facts import Answer, Fact
 from slurmddp.program.libraries import CALL, DOES, DYNAMIC, FRAMEWORK, KNOWN, OF_SCRIPT
@@ -26,6 +26,7 @@ _ACTIVE = re.compile(
 )  # fmt: skip
 _TRAINED = re.compile(r"model|net$|network|optim|loader|train|^args$|^opts?$|config|cfg|sched|module|engine|param")
 _PASSIVE = re.compile(r"Data[Ss]et|Module|Layer|Model|Net|Config|Block|Exception|Error|Transform")
+_PROCESS = re.compile(r"(?:torch\.)?multiprocessing(?:\.\w+|\(\))*\.(?:Process|Pool(?:\(\)\.\w+)?)")
 _SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2")
 
 
@@ -55,7 +56,7 @@ class Judge:
         )
 
     def _library(self, sources: Sources) -> str:
-        """Return why a library may do what the script does not: it is not known, and it does more than read something."""
+        """Return why a library may do what the script does not: it is not known, and more than reads something."""
         used = {name.split(".")[0] for event in self.events if _acts(event) for name in event.names}
         for source, node in (each for same in self.program.classes.values() for each in same):
             bases = [base for base in node.bases if not _PASSIVE.search(last(base))]
@@ -130,7 +131,8 @@ class Judge:
     def is_conditional(self, event: Event) -> bool:
         """Return whether a call stands under a condition that does not ask for ranks or GPUs."""
         tests = [test for test in self.program.conditions(event.unit, event.guards) if not self.program.of_rank(test)]
-        tests = [test for test in tests if test not in self.program.passed or test in event.guards]
+        passed = self.program.passed
+        tests = [test for test in tests if test not in passed or (test in event.guards and not passed[test])]
         return any("is_available" not in set(strings([test])) for test in tests)
 
     # Ranks
@@ -213,12 +215,30 @@ class Judge:
             for event in shells
             if re.search(r"torchrun|torch\.distributed|accelerate|srun|mpirun", " ".join(self._words(event)))
         ]
+        own += [event for event in self.calls(_PROCESS) if self._starts_group(event)]
         if own and found.answer is not Answer.YES:
             found = self.yes("starts_ranks", own)
         events = [*own, *self.calls(CALL["starts_ranks"])]
         if found.answer is Answer.YES and events and all(map(self._has_condition, events)):  # perhaps: without torchrun
             return self.fact("starts_ranks", Answer.UNKNOWN, events, "it depends on a condition")
         return found
+
+    def _starts_group(self, event: Event) -> bool:
+        """Return whether a process that a call starts makes a process group."""
+        target = event.argument("target", 1) or event.argument("func", 0)
+        names = self.program.names.dotted(event.unit.source.module, target) if target is not None else set()
+        above = {id(each.unit): each.unit for each in self.calls(CALL["process_group"])}
+        waiting = list(above.values())
+        while waiting:
+            unit = waiting.pop()
+            if f"@{unit.source.module}:{unit.name}" in names:
+                return True
+            new = {
+                id(caller): caller for caller, _ in self.program.callers.get(id(unit), ()) if id(caller) not in above
+            }
+            above |= new
+            waiting += new.values()
+        return False
 
     def _has_condition(self, event: Event) -> bool:
         """Return whether a call stands under any condition but that of a main program."""
@@ -309,7 +329,9 @@ class Judge:
                 continue
             first = event.argument("path", 0) or event.argument("url", 0)
             given = first is None or self.trace.origin(event.unit, first).options
-            texts = {None} if first is None or given else self.trace.texts(event.unit, first)
+            texts: set[str | None] = {None}
+            if first is not None and not given:
+                texts = self.trace.texts(event.unit, first)
             sure = download is not None or None not in texts
             if self.is_conditional(event) or _is_local(event, texts) or not sure:
                 unsure.append(event)
@@ -415,12 +437,19 @@ class Judge:
         return self.yes("requeues", events) if events else self.no("requeues")
 
 
+def _outermost(node: ast.AST) -> Iterator[str]:
+    """Yield the names in an expression: of `args.path`, path."""
+    if name := last(node):
+        yield name
+    else:
+        for each in ast.iter_child_nodes(node):
+            yield from _outermost(each)
+
+
 def _acts(event: Event) -> bool:
-    """Return whether a call may do more than read or compute something: by its name, or as it is given what is trained."""
+    """Return whether a call may do more than read something: by its name, or as it is given what is trained."""
     name, node = last(event.node.func), event.node
-    given = {
-        last(each).lower() for arg in (*node.args, *(each.value for each in node.keywords)) for each in ast.walk(arg)
-    }
+    given = {word.lower() for arg in (*node.args, *(each.value for each in node.keywords)) for word in _outermost(arg)}
     alone = not (node.args or node.keywords) and not name[:1].isupper()
     return alone or bool(_ACTIVE.search(name)) or any(_TRAINED.search(word) for word in given)
 
@@ -463,10 +492,9 @@ def beside_script(judge: Judge) -> Fact:
                     continue
                 unsure = unsure or text
     for event in judge.events:
-        reads = "builtins.open" in event.names or re.search(
-            r"(?:^|_)(?:load|read|Dataset|ImageFolder)", last(event.node.func)
-        )
-        if reads and event.node.args and "__file__" in judge.trace.origin(event.unit, event.node.args[0]).words:
+        reads = re.search(r"^open$|(?:^|_)(?:load|read|Dataset|ImageFolder)", last(event.node.func))
+        words = judge.trace.origin(event.unit, event.node.args[0]).words if reads and event.node.args else set()
+        if "__file__" in words and words & {"dirname", "parent", "parents"}:
             return judge.yes("data_beside_script", [event])
     if unsure:
         return Fact("data_beside_script", Answer.UNKNOWN, (unsure,))

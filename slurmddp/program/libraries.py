@@ -100,18 +100,19 @@ CALL = {name: re.compile("|".join(f"(?:{each})" for each in patterns)) for name,
 _KNOWN = """
     absl accelerate aiohttp albumentations apex ase attr attrs av Bio bitsandbytes blobfile boto3 click clip
     cloudpickle colorlog comet_ml composer cv2 datasets dateutil decord deepspeed dgl diffusers dill dotenv e3nn
-    editdistance einops evaluate fairscale faiss filelock fire flash_attn flax fsspec ftfy future fvcore gensim git gym
-    gymnasium h5py horovod httpx huggingface_hub humanize hydra imageio iopath jax jieba jiwer joblib
-    jsonargparse kornia librosa liger_kernel lightning lightning_fabric lightning_utilities lmdb loguru lpips
-    matplotlib mlflow monai moviepy mpi4py ogb openai msgpack natsort neptune netCDF4 networkx nibabel nlp nltk numba numpy
-    omegaconf open3d open_clip optax orjson packaging pandas panopticapi peft PIL pkg_resources plotly
-    portalocker prettytable psutil pyarrow pycocotools pydantic pydicom pynvml pyrootutils pymatgen pytorch3d
-    pytorch_lightning pytz ray rdkit regex requests rich rootutils rouge_score ruamel ruamel_yaml sacrebleu safetensors scipy
-    seaborn sentence_transformers sentencepiece setfit setuptools sh simple_parsing SimpleITK six skimage sklearn slurmddp soundfile spacy
-    statsmodels submitit tabulate tenacity tensorboard tensorboardX tensorflow termcolor thop tiktoken timm
-    tokenizers toml tomli torch torch_cluster torch_geometric torch_scatter torch_sparse torchaudio torchdata
-    torchdiffeq torchinfo torchmetrics torchsde torchsummary torchtext torchvision torch_xla tqdm transformers trimesh
-    triton trl typer typing_extensions ujson visdom wandb webdataset xarray xformers xxhash yaml zarr
+    editdistance einops evaluate fairscale faiss filelock fire flash_attn flax fsspec ftfy future fvcore gensim
+    git gym gymnasium h5py horovod httpx huggingface_hub humanize hydra imageio inflect iopath jax jieba jiwer
+    joblib jsonargparse kornia librosa liger_kernel lightning lightning_fabric lightning_utilities lmdb loguru
+    lpips matplotlib mlflow monai moviepy mpi4py msgpack natsort neptune netCDF4 networkx nibabel nlp nltk numba
+    numpy ogb omegaconf open3d open_clip openai optax orjson packaging pandas panopticapi peft PIL pkg_resources
+    plotly portalocker prettytable psutil pyarrow pycocotools pydantic pydicom pymatgen pynvml pyrootutils
+    pytorch3d pytorch_lightning pytz ray rdkit regex requests rich rootutils rouge_score ruamel ruamel_yaml
+    sacrebleu safetensors scipy seaborn sentence_transformers sentencepiece setfit setuptools sh simple_parsing
+    SimpleITK six skimage sklearn slurmddp soundfile spacy statsmodels submitit tabulate tenacity tensorboard
+    tensorboard_logger tensorboardX tensorflow termcolor thop tiktoken timm tokenizers toml tomli torch
+    torch_cluster torch_geometric torch_scatter torch_sparse torch_xla torchaudio torchdata torchdiffeq torchinfo
+    torchmetrics torchsde torchsummary torchtext torchvision tqdm transformers trimesh triton trl typer
+    typing_extensions ujson unidecode visdom wandb webdataset xarray xformers xxhash yaml zarr
 """
 KNOWN = frozenset(_KNOWN.split())
 

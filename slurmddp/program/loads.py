@@ -91,7 +91,7 @@ class Loads:
         ]
 
     def _alone(self, events: list[Event]) -> Fact:
-        """Answer loads_alone: yes if a load looks into a folder and none needs an argument; no if one does, and none looks."""
+        """Answer loads_alone: no if a load needs an argument, yes if one looks into a folder; else open."""
         judge, looking, needing, unclear = self.judge, [], [], []
         for event in events:
             if any(not self._is_found(option) for option in self._options([event])):
@@ -109,7 +109,7 @@ class Loads:
         return any(each.words & _LOOKS or any(map(_SEARCHES.fullmatch, each.calls)) for each in origins)
 
     def _is_chosen(self, unit: Unit, node: ast.expr) -> bool:
-        """Return whether a user may decide in a way that is not seen: by a configuration, or a parameter that is None."""
+        """Return whether a user may decide in a way that is not seen: by a configuration, or a parameter."""
         trace = self.judge.trace
         if any(_RESUMES.search(name) for name in trace.origin(unit, node).chosen):
             return True
@@ -118,11 +118,21 @@ class Loads:
 
     def _is_found(self, option: Option) -> bool:
         """Return whether a start may do without an argument: it has a default, or the script sets it from a search."""
-        return not option.known or bool(option.default) or any(
-            isinstance(target, ast.Attribute) and target.attr == option.dest and self._looks((unit, each) for each in (value, *guards))
-            and not self.judge.trace.switches(unit, guards)
-            for unit in self.judge.program.reached for target, value, guards in unit.assigns
-        )  # fmt: skip
+        if not option.known or option.default:
+            return True
+        for unit in self.judge.program.reached:
+            for target, value, guards in unit.assigns:
+                if (
+                    not isinstance(target, ast.Attribute)
+                    or target.attr != option.dest
+                    or isinstance(value, ast.Constant)
+                ):
+                    continue
+                named = any(isinstance(each, ast.Compare) and _is_text(each.comparators[0]) for each in guards)
+                if not (named or self.judge.trace.switches(unit, guards)):
+                    if self._looks((unit, each) for each in (value, *guards)):
+                        return True
+        return False
 
     def proposals(self, found: dict[str, Fact]) -> Iterator[Proposal]:
         """Yield the settings of which the script leaves no doubt."""
@@ -150,6 +160,11 @@ class Loads:
         if alone is YES and not any(text.startswith(("/", "~", "$")) for text in known):
             why = "the script continues from any save in its working directory, also from one of another run"
             yield Proposal("train.workdir", "run", f"{why}; give relative paths of data as absolute ones")
+
+
+def _is_text(node: ast.expr) -> bool:
+    """Return whether an argument is compared with a word, such as "latest"."""
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and bool(node.value)
 
 
 def _resumes(event: Event) -> bool:

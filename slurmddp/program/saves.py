@@ -36,8 +36,11 @@ _CHANGES = re.compile(
     r"time\.(?:time|strftime|ctime|asctime|localtime|time_ns)|(?:datetime\.)*(?:datetime\.)?(?:now|utcnow|today)|"
     r"datetime(?:\.datetime|\.date)?\.(?:now|today|utcnow)|os\.getpid|uuid\.\w+|tempfile\.\w+|secrets\.\w+|random\.(?:randint|random|choice)"
 )
-#: Of a folder's content: the number of the next run, perhaps, or the newest one.
-_LISTS = re.compile(r"glob\.i?glob|os\.(?:listdir|scandir)|(?:.*\.)?(?:iterdir|increment_path)")
+#: What depends on a folder's content, perhaps the number of the next run; and loggers, which name their folders.
+_LISTS = re.compile(
+    r"glob\.i?glob|os\.(?:listdir|scandir)|(?:.*\.)?(?:iterdir|increment_path|SummaryWriter|\w+Logger)|wandb\.\w+"
+)
+_MEMORY = re.compile(r"io\.BytesIO")
 _PATHS = ("f", "output_dir", "dirpath", "save_dir", "checkpoint_id", "default_root_dir", "path", "filename")
 _PLAIN_TEST = re.compile(
     r"epoch|step|iter|best|acc|loss|save|every|interval|freq|ckpt|checkpoint|output|out_dir|dir|path|args|cfg|config|opt|len|"
@@ -78,10 +81,13 @@ class Saves:
         """Return whether a save is of a dataset or of results: its words have no model in them."""
         if (saved := _saved(event)) is None:
             return False
+        path = event.argument("f", 1)
+        if path is not None and self.judge.trace.always(event.unit, path, _MEMORY):
+            return True
         words = " ".join(self.judge.trace.origin(event.unit, saved).words).lower()
         return not re.search(r"state_dict|model|net|optim|ckpt|checkpoint|snapshot|state|weight", words)
 
-    # Contents
+    # Contents. Each part is collected, also behind one that is not known: not lazily.
 
     def _content(self, event: Event) -> tuple[Answer, ...]:
         if event in self.by_framework:
@@ -96,9 +102,11 @@ class Saves:
         if depth > 8:
             return False
         if isinstance(node, ast.Dict):
-            return all([self._item(unit, *each, found, depth) for each in zip(node.keys, node.values, strict=True)])
+            return False not in [
+                self._item(unit, *each, found, depth) for each in zip(node.keys, node.values, strict=True)
+            ]
         if isinstance(node, (ast.List, ast.Tuple)):
-            return all([self._element(unit, each, found, depth) for each in node.elts])
+            return False not in [self._element(unit, each, found, depth) for each in node.elts]
         if isinstance(node, ast.Call):
             if last(node.func) == "state_dict" and isinstance(node.func, ast.Attribute):
                 found.update(part for part in chain(node.func.value).split(".") if part != "self")
@@ -106,7 +114,7 @@ class Saves:
             if isinstance(node.func, ast.Name) and node.func.id == "dict":
                 keys = [ast.Constant(each.arg) if each.arg else None for each in node.keywords]
                 items = zip(keys, (each.value for each in node.keywords), strict=True)
-                return all([self._item(unit, *each, found, depth) for each in items]) and not node.args
+                return False not in [self._item(unit, *each, found, depth) for each in items] and not node.args
             returned = self.judge.trace.returned(self.judge.program.names.dotted(unit.source.module, node.func))
             return bool(returned) and self._each(returned, found, depth)
         if isinstance(node, (ast.Name, ast.Attribute)):
@@ -140,7 +148,7 @@ class Saves:
 
     def _each(self, values: list[tuple[Unit, ast.expr]], found: set[str], depth: int) -> bool:
         """Collect the keys of each of several values: all of them, also behind one that is not known."""
-        return all([self._keys(unit, value, found, depth + 1) for unit, value in values])
+        return False not in [self._keys(unit, value, found, depth + 1) for unit, value in values]
 
     def _is_own_state(self, node: ast.Call, unit: Unit) -> bool:
         names = self.judge.program.names.dotted(unit.source.module, node.func)

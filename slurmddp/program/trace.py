@@ -59,18 +59,18 @@ class Trace:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.options = {option.dest: option for event in program.events if (option := _option(event))}
+        functions = {f"@{unit.source.module}:{unit.name}": unit for unit in program.units if unit.node is not None}
         for event in program.events:
             if "fire.Fire" in event.names and event.node.args:  # each parameter is an argument
-                for name in program.names.dotted(event.unit.source.module, event.node.args[0]):
-                    self.options |= {each.dest: each for unit in program.units if name == f"@{unit.source.module}:{unit.name}"
-                                     for each in _parameters(unit)}  # fmt: skip
+                for name in program.names.dotted(event.unit.source.module, event.node.args[0]) & set(functions):
+                    self.options |= {each.dest: each for each in _parameters(functions[name])}
         self._tops = {each.source.module: each for each in program.units if not each.name}
         if any(last(event.node.func) == "HfArgumentParser" for event in program.events):
             name = "resume_from_checkpoint"  # a field of transformers.TrainingArguments
             self.options[name] = Option(f"--{name}", name, None, True, True, 0)
         self._origins: dict[tuple[Unit, ast.expr], Origin] = {}
         self._switches: dict[tuple[Unit, int], list[str]] = {}
-        self._always: dict[tuple[Unit, ast.expr], bool] = {}
+        self._always: dict[tuple[Unit, ast.expr, re.Pattern[str]], bool] = {}
         self._functions: dict[str, list[Unit]] = {}
         for unit in program.reached:
             self._functions.setdefault(f"@{unit.source.module}:{unit.name}", []).append(unit)
@@ -150,7 +150,8 @@ class Trace:
             for each in test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]:
                 asked = each.left if isinstance(each, ast.Compare) and isinstance(each.ops[0], ast.IsNot) else each
                 option = self.options.get(last(asked)) if isinstance(asked, ast.Attribute) else None
-                if option and option.known and not option.default and not _FOLDER.search(option.dest):
+                off = option and option.known and not (option.default or _FOLDER.search(option.dest))
+                if option and off and not self.sources(unit, asked):
                     found.append(option.flag)
         if found or not unit.name or depth >= 6:
             return found
@@ -205,8 +206,8 @@ class Trace:
                 if (option or values) and isinstance(each, ast.Attribute):
                     seen.update(id(inner) for inner in ast.walk(each))  # of args.resume, not args itself
                 elif not (option or values) and isinstance(each, ast.Attribute):
-                    of = self.program.names.dotted(unit.source.module, each)
-                    if _CONFIG & set(chain(each).split(".")[:-1]) or any("parse_" in one for one in of):
+                    names = self.program.names.dotted(unit.source.module, each)
+                    if _CONFIG & set(chain(each).split(".")[:-1]) or any("parse_" in one for one in names):
                         found.chosen.add(name)
                 elif not (option or values) and self._is_open(unit, each):
                     found.unknown.add(name)
@@ -223,11 +224,12 @@ class Trace:
         )
 
     def always(self, unit: Unit, node: ast.expr, pattern: re.Pattern[str]) -> bool:
-        """Return whether each value of an expression comes from a call of this name, whatever the user's arguments are."""
-        if (unit, node) not in self._always:
-            self._always[unit, node] = False  # in a circle
-            self._always[unit, node] = self._comes_from(unit, node, pattern)
-        return self._always[unit, node]
+        """Return whether each value of an expression comes from such a call, whatever the user's arguments are."""
+        key = (unit, node, pattern)
+        if key not in self._always:
+            self._always[key] = False  # in a circle
+            self._always[key] = self._comes_from(unit, node, pattern)
+        return self._always[key]
 
     def _comes_from(self, unit: Unit, node: ast.expr, pattern: re.Pattern[str]) -> bool:
         if isinstance(node, ast.Call):

@@ -69,7 +69,8 @@ class Program:
         self.sources = sources
         self.units: list[Unit] = []
         self.where: dict[ast.expr, Unit] = {}  # of each condition
-        self.passed: set[ast.expr] = set()  # what is false where an early return, raise or exit was not taken
+        #: What is false where an early return, raise or exit was not taken; whether a program that trains took none.
+        self.passed: dict[ast.expr, bool] = {}
         self.classes: dict[str, list[tuple[Source, ast.ClassDef]]] = defaultdict(list)
         for source in sources:
             top = Unit(source, "", "", None)
@@ -122,7 +123,7 @@ class Program:
                 self._block(node.body, inner_guards, unit, of, source)
                 self._block(node.orelse, other, unit, of, source)
                 if node.body and (isinstance(node.body[-1], _EXITS) or _is_exit(node.body[-1])) and not node.orelse:
-                    self.passed.update(other[len(guards) :])
+                    self.passed.update(dict.fromkeys(other[len(guards) :], not isinstance(node.body[-1], ast.Return)))
                     guards = other
             else:
                 self._statement(node, guards, unit, of, source)
@@ -244,7 +245,7 @@ class Program:
         return _asks_rank(test, self.rank_names)
 
     def leaves_one(self, test: ast.expr, *, true: bool = True) -> bool:
-        """Return whether a condition leaves one rank: of `a or b` each part, but for one that asks for a single process.
+        """Return whether a condition leaves one rank. Of `a or b`, each part must, or ask for a single process.
 
         true: whether the condition holds, or not.
         """
