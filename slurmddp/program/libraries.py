@@ -116,6 +116,12 @@ _KNOWN = """
 """
 KNOWN = frozenset(_KNOWN.split())
 
+#: Without one of these, a program trains nothing that slurmddp starts.
+TRAINING = {
+    "torch", "lightning", "pytorch_lightning", "accelerate", "transformers", "deepspeed", "trl", "sentence_transformers", "composer",
+    "fairscale", "horovod", "monai", "timm", "torch_geometric", "ignite",
+}  # fmt: skip
+
 #: Facts about the text of the script and its modules alone.
 OF_SCRIPT = {
     "sets_omp", "sets_visible_devices", "data_in_tmp", "data_beside_script", "requeues", "rank_in_name", "saves_in_run",

@@ -1,4 +1,4 @@
-"""Read a script: all facts, or why it could not be read."""
+"""Read a script: all facts, or why it could not be read; and whether it trains at all."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 from slurmddp.program.facts import QUESTIONS, Answer, Fact, Facts, Place, Unread
 from slurmddp.program.judge import Judge, beside_script
+from slurmddp.program.libraries import TRAINING
 from slurmddp.program.loads import Loads
+from slurmddp.program.names import last
 from slurmddp.program.saves import Saves
-from slurmddp.program.source import Sources, read_sources
+from slurmddp.program.source import CannotReadError, Sources, parse, read_sources, runs
 
 
 def read_program(script: str, roots: Sequence[str] = (), module: str = "") -> Facts:
@@ -25,6 +27,27 @@ def read_program(script: str, roots: Sequence[str] = (), module: str = "") -> Fa
     except (RecursionError, MemoryError):  # a few KB of text can be nested deeper than any program that works
         sources.unread.append(Unread(script, "too deeply nested"))
         return _unknown(script, sources)
+
+
+def is_training_program(script: str, roots: Sequence[str] = ()) -> Answer:
+    """Return whether a file trains a model where it is run: a module that only defines how is no program."""
+    try:
+        if not any(map(runs, parse(script)[0].body)):
+            return Answer.NO
+    except CannotReadError:
+        return Answer.UNKNOWN
+    sources = read_sources(script, roots)
+    if not TRAINING.intersection(sources.foreign):
+        return Answer.NO
+    try:
+        judge = Judge(sources)
+    except (RecursionError, MemoryError):
+        return Answer.UNKNOWN
+    framework = [each for events in judge.frameworks.values() for each in events]
+    fits = any(last(each.node.func) in ("fit", "train") or "LightningCLI" in " ".join(each.names) for each in framework)
+    if fits or judge.methods("backward", "zero_grad"):
+        return Answer.YES
+    return Answer.UNKNOWN if judge.unseen or judge.configured or judge.methods("fit") else Answer.NO
 
 
 def _unknown(script: str, sources: Sources) -> Facts:

@@ -40,24 +40,24 @@ class Sources(NamedTuple):
     unread: list[Unread]
 
 
-class _CannotReadError(Exception):
-    pass
+class CannotReadError(Exception):
+    """Why a file was not read."""
 
 
 def parse(path: str) -> tuple[ast.Module, list[str], int]:
-    """Return the tree, lines and size of a file. Raises _CannotReadError with the reason."""
+    """Return the tree, lines and size of a file. Raises CannotReadError with the reason."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not block
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise _CannotReadError("not a regular file")
+                raise CannotReadError("not a regular file")
             data = file.read(FILE_BYTES + 1)
     except OSError as error:
-        raise _CannotReadError(error.strerror or str(error)) from None
+        raise CannotReadError(error.strerror or str(error)) from None
     if len(data) > FILE_BYTES:
-        raise _CannotReadError(f"larger than {FILE_BYTES // 1024} KB")
+        raise CannotReadError(f"larger than {FILE_BYTES // 1024} KB")
     if path.endswith(".ipynb"):
-        raise _CannotReadError("a notebook: slurmddp runs scripts; `jupyter nbconvert --to script` makes one of it")
+        raise CannotReadError("a notebook: slurmddp runs scripts; `jupyter nbconvert --to script` makes one of it")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the user's own strings; Python says them where the script runs
@@ -65,10 +65,16 @@ def parse(path: str) -> tuple[ast.Module, list[str], int]:
     except SyntaxError as error:
         at = f" in line {error.lineno}" if error.lineno else ""
         what = "Python 2" if any(text in str(error.msg) for text in _PYTHON_2) else f"{error.msg}"
-        raise _CannotReadError(f"not Python {sys.version_info[0]}.{sys.version_info[1]}: {what}{at}") from None
+        raise CannotReadError(f"not Python {sys.version_info[0]}.{sys.version_info[1]}: {what}{at}") from None
     except (ValueError, RecursionError, MemoryError) as error:
-        raise _CannotReadError(f"cannot be parsed: {error or 'too deeply nested'}") from None
+        raise CannotReadError(f"cannot be parsed: {error or 'too deeply nested'}") from None
     return tree, data.decode("utf-8", errors="replace").splitlines(), len(data)
+
+
+def runs(node: ast.stmt) -> bool:
+    """Return whether a statement at the top of a file does something, more than to define or import."""
+    defines = isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    return not defines and any(isinstance(each, ast.Call) for each in ast.walk(node))
 
 
 def read_sources(script: str, roots: Sequence[str], module: str = "") -> Sources:
@@ -89,7 +95,7 @@ def read_sources(script: str, roots: Sequence[str], module: str = "") -> Sources
             break
         try:
             tree, lines, length = parse(path)
-        except _CannotReadError as error:
+        except CannotReadError as error:
             found.unread.append(Unread(path, str(error)))
             continue
         size += length

@@ -94,13 +94,14 @@ def test_what_else_was_found_is_noted_where_nobody_is_asked(cluster: Desk, cli: 
         cluster.write(name, TRAINS)
     cluster.write("src/pretrain.py", TRAINS + "torch.distributed.init_process_group()\n")
     cluster.write("tools.py", "print(1)\n")
-    assert training_scripts(cluster.project) == ["src/pretrain.py", "train.py", "src/model.py"]
+    cluster.write("defined.py", "import torch\ndef train():\n    loss.backward()\n")
+    assert training_scripts(cluster.project) == ["train.py", "src/pretrain.py", "src/model.py"]
     venv = with_torch(cluster, "project/.venv")
     cluster.write("torch.sif", SIF)
     done = cli("init", "--yes")
-    assert "note: other training scripts: train.py, src/model.py\n" in done.err
+    assert "note: other training scripts: src/pretrain.py, src/model.py\n" in done.err
     assert f"note: other images and environments: virtual environment {venv}\n" in done.err, done.err
-    assert "script  src/pretrain.py\nimage   torch.sif\n" in done.err
+    assert "script  train.py\nimage   torch.sif\n" in done.err
 
 
 def asked(desk: Desk, monkeypatch: pytest.MonkeyPatch, answers: Sequence[str], site: str = "generic") -> list[str]:
