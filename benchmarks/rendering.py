@@ -9,7 +9,8 @@ import json
 import sys
 import time
 
-from slurmddp.launch.prepare import Request, prepare
+from slurmddp.job.resolve import Request
+from slurmddp.launch.prepare import prepare
 from slurmddp.render.scripts import job_script, node_script
 
 #: Renderings in one measurement: one alone is too short for the clock.
@@ -18,10 +19,10 @@ REPEAT = 20
 
 def measure(job: str, nodes: int) -> float:
     """CPU seconds of one rendering with this many nodes."""
-    request = Request(job, options=[("resources.nodes", nodes, "--nodes")], strict=False)
+    request = Request(job, options=[("resources.nodes", nodes, "--nodes")])
     before = time.process_time()
     for _ in range(REPEAT):
-        plan = prepare(request).plan
+        plan = prepare(request, strict=False).plan
         job_script(plan)
         node_script(plan)
     return (time.process_time() - before) / REPEAT

@@ -176,7 +176,8 @@ def submit(job: str | os.PathLike[str] | Mapping[str, Any], *, settings: Mapping
         OSError: a file cannot be written.
     """
     from slurmddp.job.document import as_text
-    from slurmddp.launch.prepare import Request, prepare
+    from slurmddp.job.resolve import Request
+    from slurmddp.launch.prepare import prepare
     from slurmddp.launch.submit import submit as submit_now
 
     options = [(key, as_text(value, f"settings: {key}"), f"settings: {key}") for key, value in (settings or {}).items()]

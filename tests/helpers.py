@@ -15,7 +15,7 @@ from typing import Any
 from slurmddp.errors import UserError, together
 from slurmddp.job.plan.build import make_plan
 from slurmddp.job.plan.model import Allocation, Context, Plan
-from slurmddp.job.resolve import Resolved, Sources, resolve
+from slurmddp.job.resolve import Request, Resolved, resolve
 from slurmddp.records.events import Event, read
 from slurmddp.render.scripts import job_script, node_script
 from slurmddp.run.events import append_line
@@ -135,8 +135,9 @@ class Desk:
         sets = [(key, value, f"--set {key}") for key, _, value in (option.partition("=") for option in options)]
         environment = {**self.environment, **variables}
         user = self.config / "config.yaml"
-        sources = Sources(path, sets, environment, [user] if user.exists() else [])
-        found = resolve(sources, Catalogue(environment).load, lambda: None, strict=strict)
+        request = Request(path, options=sets, environment=environment)
+        configured = [user] if user.exists() else []
+        found = resolve(request, configured, Catalogue(environment).load, lambda: None, strict=strict)
         if found.mistakes:
             raise together(found.mistakes)
         return found

@@ -3,16 +3,17 @@
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slurmddp.styled import labelled
+from slurmddp.styled import join, labelled
 
 if TYPE_CHECKING:
     from slurmddp.errors import UserError
-    from slurmddp.launch.prepare import Prepared, Request
+    from slurmddp.job.resolve import Request
+    from slurmddp.launch.prepare import Prepared
 
 
 def site_names(incomplete: str) -> list[str]:
@@ -121,55 +122,15 @@ OF_SUBMISSION = ("time", "partition", "account", "qos", *_PASSED_ON)
 PLAIN = (("snapshot", "false"), ("recovery.requeue", "never"), ("recovery.preflight", "false"))
 
 
-class Asked(NamedTuple):
-    """What a command on a job was asked: the job, script or module, its arguments, and the command line's layer."""
-
-    job: str | None
-    args: tuple[str, ...]
-    options: list[tuple[str, Any, str]]
-    module: str | None = None
-
-    def prepare(self, *, strict: bool, resume: str | None = None, inside: bool = False) -> "Prepared":
-        """Resolve and plan the job. Raises UserError."""
-        from slurmddp.launch.prepare import prepare
-
-        return prepare(self.request(strict=strict, resume=resume, inside=inside))
-
-    def prepare_or_refuse(self, resume: str | None) -> "tuple[Prepared, UserError | None]":
-        """Prepare the job as `submit` does or, where it has mistakes, as far as it can be shown; and the mistakes.
-
-        Raises UserError where there is no job to show.
-        """
-        from slurmddp.errors import UserError
-
-        try:
-            return self.prepare(strict=True, resume=resume), None
-        except UserError as refused:
-            try:
-                return self.prepare(strict=False, resume=resume), refused
-            except UserError:  # the first error lists more
-                raise refused from None
-
-    def request(self, *, strict: bool = True, resume: str | None = None, inside: bool = False) -> "Request":
-        """Return what is prepared."""
-        from slurmddp.launch.prepare import Request
-
-        job, args = self.job, self.args
-        behind = resume is not None and job is not None and job.startswith("-")  # it stood behind --
-        if job is not None and (behind or self.module is not None):  # no job is named: it is the first argument
-            args, job = (job, *args), None
-        return Request(job, args, self.options, resume, strict, inside, module=self.module)
-
-
 def job_command(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a command of a function whose first parameter is `Asked`: the shared options come before its own."""
+    """Make a command of a function whose first parameter is a `Request`: the shared options come before its own."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         shared = {name: kind for name, kind in _SHARED.items() if name not in without}
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
 
         def command(**values: Any) -> None:
-            function(_asked({name: values.pop(name) for name in shared}), **values)
+            function(_request({name: values.pop(name) for name in shared}), **values)
 
         parameters = [
             inspect.Parameter(
@@ -187,9 +148,10 @@ def job_command(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]
     return decorate
 
 
-def _asked(values: dict[str, Any]) -> Asked:
+def _request(values: dict[str, Any]) -> "Request":
     """Collect the named options, then --set in its order."""
     from slurmddp.errors import UserError
+    from slurmddp.job.resolve import Request
 
     options: list[tuple[str, Any, str]] = [
         (key, values[name], f"--{name.replace('_', '-')}")
@@ -209,21 +171,17 @@ def _asked(values: dict[str, Any]) -> Asked:
         if not equals or not key:
             raise UserError(f"--set {item!r} is not KEY=VALUE", todo="for example --set train.steps=1000")
         options.append((key, value, f"--set {key}"))
-    return Asked(values.get("job"), tuple(values.get("args") or ()), options, values.get("module"))
+    return Request(values.get("job"), tuple(values.get("args") or ()), options, values.get("module"))
 
 
 def _of_environment(values: dict[str, Any]) -> list[tuple[str, Any, str]]:
     """Return the keys that `--venv` and `--conda` set. Raises UserError."""
-    from slurmddp.errors import UserError
-
-    given = [name for name in ("image", "venv", "conda") if values.get(name) is not None]
-    if len(given) > 1:
-        raise UserError(f"--{given[0]} and --{given[1]} cannot be combined", todo="remove one of them")
-    if given in ([], ["image"]):
+    given = one_of({f"--{name}": values.get(name) for name in ("image", "venv", "conda")}, todo="remove one of them")
+    if given in (None, "--image"):
         return []
     from slurmddp.launch.python_environment import conda_options, venv_options
 
-    return venv_options(values["venv"]) if given == ["venv"] else conda_options(values["conda"], os.environ)
+    return venv_options(values["venv"]) if given == "--venv" else conda_options(values["conda"], os.environ)
 
 
 def _of_gres(text: str | None) -> list[tuple[str, Any, str]]:
@@ -234,13 +192,32 @@ def _of_gres(text: str | None) -> list[tuple[str, Any, str]]:
 
     if text is None:
         return []
-    found = re.fullmatch(r"gpu(?::([A-Za-z][^:,=]*))?(?:[:=]([0-9]+))?", text)
-    if found is None:
+    gpus = re.fullmatch(r"gpu(?::([A-Za-z][^:,=]*))?(?:[:=]([0-9]+))?", text)
+    if gpus is None:
         todo = f"--gres=gpu:4 or --gres=gpu:a100:4; all else: --set 'resources.sbatch_extra=[--gres={text}]'"
         raise UserError(f"--gres={text} is not a number of GPUs", todo=todo)
-    kind, count = found.groups()
+    kind, count = gpus.groups()
     options = [("resources.gpus_per_node", count or "1", "--gres")]
     return [*options, ("resources.gpu_type", kind, "--gres")] if kind else options
+
+
+def one_of(options: Mapping[str, object], *, todo: str = "run the command twice") -> str | None:
+    """Return the option that is given, if one is. Raises UserError for two of them."""
+    from slurmddp.errors import UserError
+
+    given = [option for option, value in options.items() if value]
+    if len(given) > 1:
+        raise UserError(f"{given[0]} and {given[1]} cannot be combined", todo=todo)
+    return given[0] if given else None
+
+
+def needs(*rules: tuple[object, str, object, str]) -> None:
+    """Raise UserError for an option without the one that it needs: (value, name, the other's value and name)."""
+    from slurmddp.errors import UserError
+
+    for value, option, other, needed in rules:
+        if value and not other:
+            raise UserError(f"{option} needs {needed}", todo=f"add {needed}, or remove {option}")
 
 
 def say(text: str) -> None:
@@ -264,6 +241,11 @@ def json_text(value: Any) -> str:
     return json.dumps(value)
 
 
+def show(as_json: bool, facts: Any, text: str | Iterable[str]) -> None:
+    """Print a result on stdout: as JSON, or as text or lines for people."""
+    typer.echo(json_text(facts) if as_json else text if isinstance(text, str) else join("\n", text))
+
+
 def show_notes(prepared: "Prepared", known: "Sequence[UserError]" = ()) -> None:
     """Print the warnings and notes of the plan. known: errors that are said anyway, and need no warning, too."""
     for note in prepared.plan.notes:
@@ -284,4 +266,4 @@ def show_explanation(prepared: "Prepared", key: str) -> None:
         from slurmddp.job.plan.recovery import explain_stop_lead
 
         job = prepared.resolved.job
-        typer.echo(f"  {explain_stop_lead(job.resources.time, job.timeouts.stop, prepared.save_seconds)}")
+        typer.echo(f"  {explain_stop_lead(job.resources.time, job.timeouts.stop, prepared.resumed.longest_save)}")

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import typer
 
 from slurmddp.commands import options as opt
-from slurmddp.commands.options import Json
 from slurmddp.commands.run_options import LAST, Run, Yes, confirm
-from slurmddp.commands.submit import DryRunOption, hand_over, show_what_submit_does
+from slurmddp.commands.submit import DryRunOption, hand_over, show_dry_run
 from slurmddp.errors import UserError
 from slurmddp.job.document import read_file
+from slurmddp.job.resolve import Request
 from slurmddp.launch.find import find_own_run
-from slurmddp.launch.prepare import Prepared, Request, prepare
+from slurmddp.launch.prepare import Prepared, prepare
 from slurmddp.run import manifest
 from slurmddp.run.gate import OwnRun
 from slurmddp.run.snapshot import code_files, hash_of_files, read_list
@@ -52,7 +52,7 @@ def prepare_again(
     options = _code_options(folder, job_file)
     if workdir is not None:
         options.append(("train.workdir", workdir, "--workdir"))
-    return prepare(Request(str(job_file), (), options, environment=environment))
+    return prepare(Request(job_file, (), options, environment=environment))
 
 
 def _refuse_other_code(folder: OwnRun, facts: Mapping[str, Any], say: Callable[[str], None]) -> None:
@@ -134,7 +134,7 @@ def rerun(
     ] = None,
     dry_run: DryRunOption = False,
     yes: Yes = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Submit a run again from its start, with the code, image and configuration that it had."""
     todo = "read its job file, then submit it: slurmddp submit RUN_FOLDER/job.yaml"
@@ -143,6 +143,6 @@ def rerun(
         confirm(run, folder, "rerun", yes=yes)
     prepared = prepare_again(folder, os.environ, opt.say, workdir=workdir)
     if dry_run:
-        show_what_submit_does(prepared, as_json=as_json)
+        show_dry_run(prepared, as_json=as_json)
     else:
         hand_over(prepared, as_json=as_json, repeats=folder.id)

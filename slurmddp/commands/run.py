@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Annotated, Any
 
@@ -18,12 +19,12 @@ from slurmddp.cluster.local import job_id_of
 from slurmddp.commands import options as opt
 from slurmddp.commands.terminal import Progress, write_line
 from slurmddp.errors import UserError
+from slurmddp.job.resolve import Request
 from slurmddp.launch.cancel import ask_to_stop
-from slurmddp.launch.job_check.rule import advice
-from slurmddp.launch.prepare import Prepared
+from slurmddp.launch.prepare import Prepared, prepare
 from slurmddp.launch.problems import refuse_problems
-from slurmddp.launch.submit import continue_run, discard, make_run_folder, record, still_going
-from slurmddp.launch.workdir import files_before, relative_paths, shared_files, workdir_in
+from slurmddp.launch.submit import continue_run, discard, job_warnings, make_run_folder, record
+from slurmddp.launch.workdir import files_before, workdir_in
 from slurmddp.records.job_events import CancelRequested, JobEnded
 from slurmddp.run.cause import find_cause
 from slurmddp.run.evidence import evidence
@@ -180,7 +181,7 @@ def run_foreground(
         )
     refuse_problems(prepared)
     files = files_before(prepared)
-    warnings = [*advice(prepared), *shared_files(plan, files), *relative_paths(plan), *still_going(prepared)]
+    warnings = job_warnings(prepared, files)
     folder = make_run_folder(prepared, warnings, files=files, tell=tell)
     try:
         warnings += continue_run(prepared, folder)
@@ -230,7 +231,7 @@ def _tell_cause(folder: RunFolder, say: Callable[[str], None]) -> None:
 
 @opt.job_command(without=opt.OF_SUBMISSION)
 def run(
-    asked: opt.Asked,
+    request: Request,
     resume: opt.Resume = None,
     ranks: Annotated[
         int | None, typer.Option(metavar="N", help="Ranks per node  [default: one per GPU]", min=1, max=1024)
@@ -242,8 +243,8 @@ def run(
 ) -> None:
     """Run a job now, inside an allocation (salloc, a batch job) or on this machine. Ctrl-C cancels it."""
     if ranks is not None:
-        asked = asked._replace(options=[*asked.options, ("resources.ranks_per_node", str(ranks), "--ranks")])
-    prepared = asked.prepare(strict=True, resume=resume, inside=True)
+        request = request.adding(("resources.ranks_per_node", str(ranks), "--ranks"))
+    prepared = prepare(replace(request, resume=resume, inside=True))
     opt.show_notes(prepared)
 
     try:

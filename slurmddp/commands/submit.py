@@ -1,10 +1,10 @@
-"""What `submit --dry-run` shows: what a submission would write and run, and why it would be refused. Writes nothing."""
+"""submit: check the job, write its run folder and hand it to Slurm; or show what that would do; or a plain script."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -15,27 +15,23 @@ from slurmddp.assets import package_folder
 from slurmddp.cluster.client import Slurm
 from slurmddp.commands import options as opt
 from slurmddp.commands.new_file import write_new
-from slurmddp.commands.options import Json
 from slurmddp.commands.terminal import Progress, write_exactly
 from slurmddp.errors import UserError, each_once, together
 from slurmddp.job.plan.model import Plan
-from slurmddp.job.resolve import Resolved
+from slurmddp.job.resolve import Request
 from slurmddp.job.sensitive import refuse_values
 from slurmddp.job.types import slurm_time
 from slurmddp.launch.avoid import avoid
-from slurmddp.launch.job_check.rule import advice
-from slurmddp.launch.prepare import Prepared
+from slurmddp.launch.prepare import Prepared, prepare, prepare_or_refuse
 from slurmddp.launch.problems import problems, refusals, unknown_here
-from slurmddp.launch.submit import command_line, still_going
+from slurmddp.launch.submit import command_line, job_warnings
 from slurmddp.launch.submit import submit as submit_now
-from slurmddp.launch.workdir import files_before, relative_paths, shared_files
+from slurmddp.launch.workdir import files_before
 from slurmddp.launch.write import run_files, survey_project
 from slurmddp.render.plain import missing, plain_script
 from slurmddp.report.plan import cost_line, nodes_text, plan_facts, program_text, workdir_text
 from slurmddp.run import snapshot
-from slurmddp.run.checkpoints import start_of
 from slurmddp.run.layout import RunFolder
-from slurmddp.run.survey import Survey
 from slurmddp.styled import labelled
 
 #: Stands for the id of the run, which only a submission makes.
@@ -53,23 +49,19 @@ class DryRun(NamedTuple):
     unchecked:  what only a login node of the cluster can tell; this machine has no sbatch.
     """
 
+    prepared: Prepared
     folder: RunFolder
     command: tuple[str, ...]
     scripts: dict[str, str]
     machinery: dict[str, str]
     code_hash: str | None
     warnings: tuple[str, ...]
-    refusals: tuple[UserError, ...]
-    unchecked: tuple[UserError, ...] = ()
+    refusals: list[UserError]
+    unchecked: list[UserError]
 
-    @property
-    def machinery_source(self) -> Path:
-        """Return where the shell functions are now."""
-        return package_folder() / "shell"
-
-    def as_dict(self, prepared: Prepared) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return the dry run for --json; docs/files.md has the keys."""
-        plan, refusal = prepared.plan, together(self.refusals) if self.refusals else None
+        plan = self.prepared.plan
         return {
             **plan_facts(plan),
             "run_folder": str(self.folder.path),
@@ -77,17 +69,41 @@ class DryRun(NamedTuple):
             "scripts": self.scripts,
             "machinery": {
                 "path": str(self.folder.code_archive),
-                "source": str(self.machinery_source),
+                "source": str(package_folder() / "shell"),
                 "code_hash": self.code_hash,
                 "files": self.machinery,
             },
             "warnings": [*(note.text for note in plan.notes), *self.warnings],
             "unchecked": [str(error) for error in self.unchecked],
-            "refusal": None if refusal is None else str(refusal),
+            "refusal": str(together(self.refusals)) if self.refusals else None,
         }
 
+    def summary(self) -> str:
+        """Return what the job is, where it would write, and what it would run."""
+        plan = self.prepared.plan
+        rows = [
+            ("site", f"{plan.site} ({self.prepared.resolved.site_from})"),
+            ("nodes", nodes_text(plan)),
+            ("ranks", _ranks(plan)),
+            ("batch", _batch(plan)),
+            ("time", _time(plan)),
+            ("image", plan.container.image or f"none; {plan.container.python} of the nodes"),
+            ("program", program_text(plan)),
+            ("directory", workdir_text(plan)),
+            ("cost", cost_line(plan).removeprefix("cost: ")),
+            ("writes", f"{self.folder.path} (RUN_ID: {plan.name}-DATE-TIME-XXXX)"),
+            ("runs", shlex.join(self.command)),
+        ]
+        if plan.alerts:
+            rows.append(("alerts", ", ".join(target.name for target in plan.alerts.targets)))
+        return _table(rows)
 
-def dry_run(prepared: Prepared, refused: UserError | None = None) -> DryRun:
+
+def _table(rows: list[tuple[str, str]]) -> str:
+    return "\n".join(f"{name:<10}{text}" for name, text in rows)
+
+
+def dry_run_of(prepared: Prepared, refused: UserError | None = None) -> DryRun:
     """Check what `submit` checks, and collect what it would write.
 
     refused: why the job could not even be prepared as `submit` prepares it.
@@ -95,72 +111,36 @@ def dry_run(prepared: Prepared, refused: UserError | None = None) -> DryRun:
     """
     plan = prepared.plan
     files = run_files(prepared, RUN_ID)
-    found_here = each_once([*(refused.parts if refused else ()), *refusals(prepared, program=refused is None)])
-    unchecked = unknown_here(plan, found_here)
-    refused_here = [error for error in found_here if error not in unchecked]
+    errors = each_once([*(refused.parts if refused else ()), *refusals(prepared, program=refused is None)])
+    unchecked = unknown_here(plan, errors)
+    errors = [error for error in errors if error not in unchecked]
     variables = {name: os.environ[name] for name in plan.environment_from if os.environ.get(name)}
     try:
         refuse_values(variables, files)
     except UserError as error:
-        raise together([*refused_here, error]) from None
+        raise together([*errors, error]) from None
     avoided = avoid(prepared)
-    warnings = [
-        *advice(prepared),
-        *shared_files(plan, files_before(prepared)),
-        *relative_paths(plan),
-        *still_going(prepared),
-        *avoided.warnings,
-    ]
-    found: Survey | None = None
+    warnings = [*job_warnings(prepared, files_before(prepared)), *avoided.warnings]
     code_hash = None
     try:
-        found = survey_project(plan)
-        code_hash = snapshot.hash_of(found)
+        project = survey_project(plan)
+        code_hash = snapshot.hash_of(project)
+        warnings += project.warnings if project else ()
     except UserError as error:
-        if not refused_here:  # one of them may be the same: a project that is not there
-            refused_here.append(error)
+        if not errors:  # one of them may be the same: a project that is not there
+            errors.append(error)
     folder = RunFolder(Path(plan.runs_root) / RUN_ID)
     return DryRun(
+        prepared,
         folder,
         command_line(plan, folder, avoided.options),
         {name: text for name, text in files.items() if name in ("job.sh", "node.sh") or name.startswith("payloads/")},
         {name: path.read_text("utf-8") for name, path in snapshot.machinery().items()},
         code_hash,
-        (*warnings, *(found.warnings if found else ())),
-        tuple(refused_here),
-        tuple(unchecked),
+        tuple(warnings),
+        errors,
+        unchecked,
     )
-
-
-def summary_lines(plan: Plan, resolved: Resolved, folder: RunFolder, command: Sequence[str]) -> list[str]:
-    """Return what the job is, where it would write, and what it would run."""
-    rows = [
-        ("site", f"{plan.site} ({resolved.site_from})"),
-        ("nodes", nodes_text(plan)),
-        ("ranks", _ranks(plan)),
-        ("batch", _batch(plan)),
-        ("time", _time(plan)),
-        ("image", plan.container.image or f"none; {plan.container.python} of the nodes"),
-        ("program", program_text(plan)),
-        ("directory", workdir_text(plan)),
-        ("cost", cost_line(plan).removeprefix("cost: ")),
-        ("writes", f"{folder.path} (RUN_ID: {plan.name}-DATE-TIME-XXXX)"),
-        ("runs", shlex.join(command)),
-    ]
-    if plan.alerts:
-        rows.append(("alerts", ", ".join(target.name for target in plan.alerts.targets)))
-    return [f"{name:<10}{text}" for name, text in rows]
-
-
-def machinery_lines(plan: Plan, folder: RunFolder, source: Path, code_hash: str | None, *, full: bool) -> list[str]:
-    """Return where the shell functions are, and the hash of the code in the run folder."""
-    rows = [
-        ("functions", f"{folder.code_archive}, from {source}"),
-        ("code hash", code_hash or "unknown: the project cannot be copied"),
-    ]
-    if not full:
-        rows.append(("more", f"--full prints the functions{' and the payloads of alerts' if plan.alerts else ''}"))
-    return [f"{name:<10}{text}" for name, text in rows]
 
 
 def _ranks(plan: Plan) -> str:
@@ -188,98 +168,73 @@ def _time(plan: Plan) -> str:
     return limit + (f"; ranks save {plan.stop_lead} s before" if plan.stop_lead else "")
 
 
-class PlainJob(NamedTuple):
-    """missing: what the supervised job does and this one does not. job_id: None in a dry run, as is the log."""
+def show_dry_run(prepared: Prepared, refused: UserError | None = None, *, as_json: bool, full: bool = False) -> None:
+    """Show what `submit` would write and run, or say why it would refuse the job."""
+    shown = dry_run_of(prepared, refused)
+    if as_json:
+        typer.echo(opt.json_text(shown.as_dict()))
+    elif not shown.refusals:  # a mistake must not stand below a hundred lines of scripts
+        _show_scripts(shown, full=full)
+    opt.show_notes(prepared, known=shown.refusals)
+    for warning in shown.warnings:
+        opt.say(labelled("warning", warning))
+    if shown.refusals:
+        raise together(shown.refusals)
+    if shown.unchecked:
+        what = "".join(f"\n  {error.where + ': ' if error.where else ''}{error.what}" for error in shown.unchecked)
+        opt.say(f"not checked, because this machine has no sbatch; `submit` checks it on a login node:{what}")
 
-    file: str
-    script: str
-    missing: tuple[str, ...]
-    job_id: str | None = None
-    log: str | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return it for --json."""
-        number = (self.job_id or "").partition(";")[0]
-        next_ = [f"squeue --job={number}", f"scancel {number}", f"slurmddp doctor {self.log}"] if number else []
-        return {**self._asdict(), "missing": list(self.missing), "next": next_ or [f"sbatch {self.file}"]}
+def _show_scripts(shown: DryRun, *, full: bool) -> None:
+    typer.echo(shown.summary())
+    scripts = {name: text for name, text in shown.scripts.items() if full or not name.startswith("payloads/")}
+    for name, text in {**scripts, **(shown.machinery if full else {})}.items():
+        typer.echo(f"\n=== {name}")
+        write_exactly(text.encode("utf-8", errors="surrogateescape"))
+    rows = [
+        ("functions", f"{shown.folder.code_archive}, from {package_folder() / 'shell'}"),
+        ("code hash", shown.code_hash or "unknown: the project cannot be copied"),
+    ]
+    if not full:
+        payloads = " and the payloads of alerts" if shown.prepared.plan.alerts else ""
+        rows.append(("more", f"--full prints the functions{payloads}"))
+    typer.echo(f"\n{_table(rows)}")
 
 
-def plain_job(prepared: Prepared, refused: UserError | None, *, submit: bool) -> PlainJob:
-    """Render the script and, with `submit`, write it to this folder and submit it.
+def _submit_plain(request: Request, *, dry_run: bool, as_json: bool) -> None:
+    """Write the plain script to this folder and submit it, or print it; stderr has what it lacks.
 
-    refused: why the job could not be prepared. Raises UserError, ExternalError.
+    Raises UserError, ExternalError.
     """
+    prepared, refused = prepare_or_refuse(request.adding(*((key, value, "--plain") for key, value in opt.PLAIN)))
     plan = prepared.plan
     errors = each_once([*(refused.parts if refused else ()), *problems(prepared, program=refused is None)])
-    unchecked = [] if submit else unknown_here(plan, errors)
+    unchecked = unknown_here(plan, errors) if dry_run else []
     if errors := [error for error in errors if error not in unchecked]:
         raise together(errors)
     path = Path(f"{plan.name}.sbatch")
     text = plain_script(plan, path.name)
-    found = PlainJob(path.name, text, tuple(missing(plan)))
-    if not submit:
-        return found
-    secrets.take_variables(plan.environment_from, dict(os.environ))  # sbatch hands them on: only looked at
-    if not path.is_file() or path.read_bytes() != text.encode("utf-8", errors="surrogateescape"):
-        todo = f"`sbatch {path}` submits it as it is; remove it, or choose another name with --name"
-        write_new(path, text, todo=todo)
-    job_id = str(Slurm().submit(Slurm.sbatch_command((), path.name, ()), Path.cwd()))
-    return found._replace(job_id=job_id, log=str(Path.cwd() / f"{plan.name}-{job_id.partition(';')[0]}.log"))
-
-
-DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Check the job and print its summary and scripts; write and submit nothing")
-]
-
-
-@opt.job_command()
-def submit(
-    asked: opt.Asked,
-    resume: opt.Resume = None,
-    dry_run: DryRunOption = False,
-    full: Annotated[bool, typer.Option("--full", help="With --dry-run: also print all shell functions")] = False,
-    plain: Annotated[
-        bool,
-        typer.Option(
-            "--plain", help="Submit a short ordinary sbatch script instead, NAME.sbatch, which runs without slurmddp"
-        ),
-    ] = False,
-    as_json: Json = False,
-    explain: opt.Explain = None,
-) -> None:
-    """Check the job, write its run folder, and submit it with sbatch."""
-    if full and not dry_run:
-        raise UserError("--full needs --dry-run", todo="add --dry-run, or remove --full")
-    if plain:
-        refused = {"--resume": resume, "--full": full, "--explain": explain}
-        if other := next((name for name, given in refused.items() if given), None):
-            raise UserError(f"--plain and {other} cannot be combined", todo="remove one of them")
-        _plain(asked, dry_run=dry_run, as_json=as_json)
-        return
-    if dry_run and not explain:
-        show_dry_run(asked, resume, as_json=as_json, full=full)
-        return
-    prepared = asked.prepare(strict=not explain, resume=resume)
-    if explain:
-        opt.show_explanation(prepared, explain)
-        return
-    hand_over(prepared, as_json=as_json)
-
-
-def _plain(asked: opt.Asked, *, dry_run: bool, as_json: bool) -> None:
-    """Submit the plain script, or print it; stderr has what it lacks."""
-    options = [*asked.options, *((key, value, "--plain") for key, value in opt.PLAIN)]
-    prepared, refused = asked._replace(options=options).prepare_or_refuse(None)
-    found = plain_job(prepared, refused, submit=not dry_run)
+    job_id, log, next_ = None, None, [f"sbatch {path}"]
+    if not dry_run:
+        secrets.take_variables(plan.environment_from, dict(os.environ))  # sbatch hands them on: only looked at
+        if not path.is_file() or path.read_bytes() != text.encode("utf-8", errors="surrogateescape"):
+            todo = f"`sbatch {path}` submits it as it is; remove it, or choose another name with --name"
+            write_new(path, text, todo=todo)
+        job_id = str(Slurm().submit(Slurm.sbatch_command((), path.name, ()), Path.cwd()))
+        number = job_id.partition(";")[0]
+        log = str(Path.cwd() / f"{plan.name}-{number}.log")
+        next_ = [f"squeue --job={number}", f"scancel {number}", f"slurmddp doctor {log}"]
+    lacks = missing(plan)
     opt.show_notes(prepared)
     if as_json:
-        typer.echo(opt.json_text(found.as_dict()))
+        facts = {"file": path.name, "script": text, "missing": list(lacks), "job_id": job_id, "log": log, "next": next_}
+        typer.echo(opt.json_text(facts))
     elif dry_run:
-        write_exactly(found.script.encode("utf-8", errors="surrogateescape"))
+        write_exactly(text.encode("utf-8", errors="surrogateescape"))
     else:
-        typer.echo(f"script  {found.file}\njob     {found.job_id}\nlog     {found.log}")
+        typer.echo(f"script  {path.name}\njob     {job_id}\nlog     {log}")
     opt.say("The plain script lacks what the supervised job has (submit without --plain):")
-    for line in found.missing:
+    for line in lacks:
         opt.say(f"  - {line}")
 
 
@@ -296,8 +251,8 @@ def hand_over(prepared: Prepared, *, as_json: bool, repeats: str | None = None) 
         opt.say(f"in      {workdir_text(prepared.plan)}")
     if handed.code:
         opt.say(f"code    {handed.code}")
-    if repeats or prepared.resumed_from:
-        opt.say(f"from    {f'{repeats}, step 0' if repeats else start_of(prepared.resumed_from)}")
+    if repeats or prepared.resumed.runs:
+        opt.say(f"from    {f'{repeats}, step 0' if repeats else prepared.resumed.start()}")
     if as_json:
         typer.echo(opt.json_text(handed.as_dict()))
         return
@@ -308,43 +263,36 @@ def hand_over(prepared: Prepared, *, as_json: bool, repeats: str | None = None) 
     opt.say(f"to follow: slurmddp logs {handed.run_id} -f")
 
 
-def show_dry_run(asked: opt.Asked, resume: str | None, *, as_json: bool, full: bool) -> None:
-    """Show what `submit` would write and run, or say why it would refuse the job."""
-    prepared, refused = asked.prepare_or_refuse(resume)
-    show_what_submit_does(prepared, refused, as_json=as_json, full=full)
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Check the job and print its summary and scripts; write and submit nothing")
+]
 
 
-def show_what_submit_does(
-    prepared: Prepared, refused: UserError | None = None, *, as_json: bool, full: bool = False
+@opt.job_command()
+def submit(
+    request: Request,
+    resume: opt.Resume = None,
+    dry_run: DryRunOption = False,
+    full: Annotated[bool, typer.Option("--full", help="With --dry-run: also print all shell functions")] = False,
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain", help="Submit a short ordinary sbatch script instead, NAME.sbatch, which runs without slurmddp"
+        ),
+    ] = False,
+    as_json: opt.Json = False,
+    explain: opt.Explain = None,
 ) -> None:
-    found = dry_run(prepared, refused)
-    if as_json:
-        typer.echo(opt.json_text(found.as_dict(prepared)))
-    elif not found.refusals:  # a mistake must not stand below a hundred lines of scripts
-        _show_dry_run(prepared, found, full=full)
-    opt.show_notes(prepared, known=found.refusals)
-    for warning in found.warnings:
-        opt.say(labelled("warning", warning))
-    if found.refusals:
-        raise together(found.refusals)
-    if found.unchecked:
-        what = "".join(f"\n  {error.where + ': ' if error.where else ''}{error.what}" for error in found.unchecked)
-        opt.say(f"not checked, because this machine has no sbatch; `submit` checks it on a login node:{what}")
-
-
-def _show_dry_run(prepared: Prepared, found: DryRun, *, full: bool) -> None:
-    def show(name: str, text: str) -> None:
-        typer.echo(f"\n=== {name}")
-        write_exactly(text.encode("utf-8", errors="surrogateescape"))
-
-    for line in summary_lines(prepared.plan, prepared.resolved, found.folder, found.command):
-        typer.echo(line)
-    for name, text in found.scripts.items():
-        if full or not name.startswith("payloads/"):
-            show(name, text)
-    if full:
-        for name, text in found.machinery.items():
-            show(name, text)
-    typer.echo("")
-    for line in machinery_lines(prepared.plan, found.folder, found.machinery_source, found.code_hash, full=full):
-        typer.echo(line)
+    """Check the job, write its run folder, and submit it with sbatch."""
+    opt.needs((full, "--full", dry_run, "--dry-run"))
+    request = replace(request, resume=resume)
+    if plain:
+        for option, value in (("--resume", resume), ("--full", full), ("--explain", explain)):
+            opt.one_of({"--plain": plain, option: value}, todo="remove one of them")
+        _submit_plain(request, dry_run=dry_run, as_json=as_json)
+    elif explain:
+        opt.show_explanation(prepare(request, strict=False), explain)
+    elif dry_run:
+        show_dry_run(*prepare_or_refuse(request), as_json=as_json, full=full)
+    else:
+        hand_over(prepare(request), as_json=as_json)

@@ -6,6 +6,7 @@ import copy
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,18 +35,32 @@ _STANDS_IN = "generic"
 REMOTE_DIR = "remote_dir"
 
 
-class Sources(NamedTuple):
-    """What a command was given. `options` are (key path, value, how the user wrote it), in order.
+@dataclass(frozen=True)
+class Request:
+    """What a command was asked.
 
-    job_file: its path, or its content where there is no file.
-    resumed_site: the site of the run that is resumed, and where it is written; the job file may name another.
+    job:     a job file, what one contains, or a script; None where `module` is given, or where `resume` names a run
+             whose job is taken.
+    args:    what stood behind `--`: the program's arguments.
+    options: (key path, value, how the user wrote it), in order.
+    module:  a Python module to start, in the place of a job file.
+    resume:  the run to continue: id, prefix, job id, folder or `last`.
+    inside:  the job runs in this shell's allocation, or on this machine.
+    written: a run's own job.yaml: what looks like a secret in it is written down already.
     """
 
-    job_file: Path | Document | None
-    options: Sequence[tuple[str, Any, str]]
-    environment: Mapping[str, str]
-    config_files: Sequence[Path]
-    resumed_site: tuple[str, str] | None = None
+    job: str | Path | Mapping[str, Any] | Document | None = None
+    args: Sequence[str] = ()
+    options: Sequence[tuple[str, Any, str]] = ()
+    module: str | None = None
+    resume: str | None = None
+    inside: bool = False
+    written: bool = False
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+    def adding(self, *options: tuple[str, Any, str]) -> Request:
+        """Return the request with more options, which win over those before."""
+        return replace(self, options=[*self.options, *options])
 
 
 class Resolved(NamedTuple):
@@ -95,27 +110,38 @@ class Resolved(NamedTuple):
         return origin.of(shown) if origin and not origin.implied else shown
 
 
-def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: bool) -> Resolved:
+def resolve(
+    request: Request,
+    config_files: Sequence[Path],
+    find_site: SiteLookup,
+    detect: Detect,
+    *,
+    strict: bool,
+    resumed_site: tuple[str, str] | None = None,
+) -> Resolved:
     """Read, merge, validate and expand. `strict` (submit): wrong values, an unknown site and unset variables are in
     `mistakes`; else wrong values and the site are raised, and unset variables only warned of.
 
-    `detect` is asked only where no layer names a site.
+    request: its job is a Path, a Document or None, and its options say what it starts. `detect` is asked only where no
+    layer names a site. resumed_site: that of the run that is resumed, and where it is written; the job file may name
+    another.
     """
     wrong: list[UserError] | None = [] if strict else None
-    above = [read_file(path, "configuration") for path in sources.config_files]
+    above = [read_file(path, "configuration") for path in config_files]
     for document in above:
         document.tree.pop(REMOTE_DIR, None)
-    if sources.resumed_site is not None:
-        name, where = sources.resumed_site
+    if resumed_site is not None:
+        name, where = resumed_site
         above.append(layer_of("resumed run", [("site", name, where)]))
-    if sources.job_file is not None:
-        given = sources.job_file
-        above.append(given if isinstance(given, Document) else _job_layer(given, wrong))
-    above.append(environment_layer(sources.environment))
-    above.append(layer_of("command line", sources.options))
+    if isinstance(request.job, Document):
+        above.append(request.job)
+    elif isinstance(request.job, Path):
+        above.append(_job_layer(request.job, wrong))
+    above.append(environment_layer(request.environment))
+    above.append(layer_of("command line", request.options))
     no_site: UserError | None = None
     try:
-        name, named_at, site, site_layer = _site(sources, above, find_site, detect)
+        name, named_at, site, site_layer = _site(request.job, above, find_site, detect)
     except UserError as error:
         if wrong is None:
             raise
@@ -126,7 +152,7 @@ def resolve(sources: Sources, find_site: SiteLookup, detect: Detect, *, strict: 
     layered, job = _lay(name, [site_layer, *above], wrong)
     if conditional := conditional_layers(site, job, site_layer):
         layered, job = _lay(name, [site_layer, *conditional, *above], wrong)
-    expander = Expander(sources.environment)
+    expander = Expander(request.environment)
     job = expander.model(job)
     data = expand_data(lambda text: expander.text(text, ("train", "data", "path")), job.train.data)
     train = job.train.model_copy(update={"data": data})
@@ -158,12 +184,12 @@ def _job_layer(path: Path, wrong: list[UserError] | None) -> Document:
 
 
 def _site(
-    sources: Sources, above: Sequence[Document], find_site: SiteLookup, detect: Detect
+    job_file: object, above: Sequence[Document], find_site: SiteLookup, detect: Detect
 ) -> tuple[str, str, Site, Document]:
     """Return the site's name, where that was found, its profile, and its layer of the job."""
     name, named_at = _site_name(above) or detect() or _no_site()
-    if isinstance(sources.job_file, Path) and named_at.startswith(f"{sources.job_file}:"):
-        _refuse_others_site(name, named_at, sources.job_file)
+    if isinstance(job_file, Path) and named_at.startswith(f"{job_file}:"):
+        _refuse_others_site(name, named_at, job_file)
     try:
         return (name, named_at, *find_site(name))
     except UserError as error:

@@ -8,7 +8,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +16,8 @@ from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.process import StopSignals
 from slurmddp.job.plan.model import BindPlan, ContainerPlan
 from slurmddp.job.plan.program import INHERITED
-from slurmddp.launch.prepare import Prepared, Request, prepare
+from slurmddp.job.resolve import Request
+from slurmddp.launch.prepare import Prepared, prepare
 from slurmddp.launch.this_machine import python_for_torch
 from slurmddp.run import checkpoints
 from slurmddp.run.checkpoints import Stored
@@ -241,11 +241,11 @@ def _prepared(folder: RunFolder, environment: Mapping[str, str]) -> Prepared:
     """Return the run's job with the profile of its submission, or with today's if that is unreadable."""
     # What stands in the environment of today's shell is no layer of a job that is resolved already.
     clean = {name: value for name, value in environment.items() if not name.startswith("SLURMDDP_")}
-    request = Request(str(folder.job_yaml), strict=False, written=True, environment=clean)
+    request = Request(str(folder.job_yaml), written=True, environment=clean)
     try:
-        return prepare(replace(request, options=[("site", str(folder.site_yaml), str(folder.site_yaml))]))
+        return prepare(request.adding(("site", str(folder.site_yaml), str(folder.site_yaml))), strict=False)
     except UserError:
-        return prepare(request)
+        return prepare(request, strict=False)
 
 
 def _place(prepared: Prepared) -> str:

@@ -75,7 +75,8 @@ class OfJob(NamedTuple):
 
 def image_of_job(job: Path) -> OfJob:
     """Return what `build-image --job` builds. Raises UserError for a mistake in the job, or if it has no recipe."""
-    from slurmddp.launch.prepare import Request, resolved_job
+    from slurmddp.job.resolve import Request
+    from slurmddp.launch.prepare import resolved_job
 
     resolved = resolved_job(Request(str(job)))
     container = resolved.job.container

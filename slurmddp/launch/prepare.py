@@ -6,17 +6,17 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 from slurmddp.errors import UserError, collecting, together
-from slurmddp.job.document import Document, is_null, read_data, read_file
+from slurmddp.job.document import is_null, read_data
 from slurmddp.job.plan.build import make_plan
 from slurmddp.job.plan.model import Allocation, Context, Plan
 from slurmddp.job.plan.program import plan_program
 from slurmddp.job.plan.sbatch import missing_settings
-from slurmddp.job.resolve import Resolved, Sources, is_site_file, resolve
+from slurmddp.job.resolve import Request, Resolved, resolve
 from slurmddp.job.sensitive import refuse_secrets
 from slurmddp.job.validate import depends_on
 from slurmddp.launch.job_check.cluster import Cluster
@@ -24,58 +24,35 @@ from slurmddp.launch.modules import module_file
 from slurmddp.launch.named_file import JOB_SUFFIXES, wrong_file
 from slurmddp.launch.node_share import with_share
 from slurmddp.launch.python_environment import with_active
+from slurmddp.launch.resumed import Resumed, find_resumed
 from slurmddp.launch.this_machine import python_for_torch, with_gpus
+from slurmddp.run.gate import own
 from slurmddp.run.version import version
 from slurmddp.sites.catalogue import Catalogue, config_files
 
-if TYPE_CHECKING:
-    from slurmddp.run.layout import RunFolder
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a command was asked.
-
-    job:     a job file, what one contains, or a script; None where `module` is given, or where `resume` names a run
-             whose job is taken.
-    args:    what stood behind `--`: the program's arguments.
-    options: (key path, value, how the user wrote it).
-    resume:  the run to continue: id, prefix, job id, folder or `last`.
-    written: a run's own job.yaml: what looks like a secret in it is written down already.
-    module:  a Python module to start, in the place of a job file.
-    cluster: answers of Slurm that several requests share.
-    """
-
-    job: str | Mapping[str, Any] | None
-    args: Sequence[str] = ()
-    options: Sequence[tuple[str, Any, str]] = ()
-    resume: str | None = None
-    strict: bool = True
-    inside: bool = False
-    written: bool = False
-    module: str | None = None
-    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    cluster: Cluster | None = None
-
 
 class Prepared(NamedTuple):
-    """save_seconds: the longest save of the runs that are continued, where one is known."""
+    """A job that can be rendered. resumed: the runs that it continues."""
 
     resolved: Resolved
     plan: Plan
-    resumed_from: tuple[Path, ...]
-    save_seconds: float | None = None
+    resumed: Resumed = Resumed()
 
 
-def prepare(request: Request) -> Prepared:
-    """Resolve and plan a job. Raises UserError for every mistake in the job, the site or the command line."""
-    resumed = _resumed_runs(request)
+def prepare(request: Request, *, strict: bool = True, cluster: Cluster | None = None) -> Prepared:
+    """Resolve and plan a job. Raises UserError for every mistake in the job, the site or the command line.
+
+    strict: as `submit` does; else what is shown only may lack something. cluster: answers of Slurm that jobs share.
+    """
+    resumed = find_resumed(request.resume, request.environment)
+    request = _without_words(request)
     errors: list[UserError] = []
-    with collecting(errors):
-        _check_file(request)
+    name = request.job
+    if isinstance(name, str) and not name.endswith(JOB_SUFFIXES) and (strict or os.path.lexists(name)):
+        errors += filter(None, [wrong_file(name, resumes=request.resume is not None)])
     wrong = len(errors)
     with collecting(errors):
-        resolved = _resolved(request, resumed)
+        resolved = _resolved(request, resumed, strict=strict)
     if len(errors) > wrong:
         raise together(errors)
     if not request.written:
@@ -83,24 +60,27 @@ def prepare(request: Request) -> Prepared:
     cwd = _cwd(request.environment)
     resolved = with_gpus(_with_project(resolved, cwd), request.environment)
     resolved, found = with_active(resolved, request.environment)
-    folders = tuple(str(path / "checkpoints") for path in resumed)
-    allocation = _allocation(request.environment) if request.inside else None
-    seconds = _save_seconds(resumed)
-    if request.strict:
+    if strict:
         errors += [
             *resolved.mistakes,
             *([] if request.inside or not resolved.site_known else missing_settings(resolved)),
         ]
     context = Context(
-        cwd, python_for_torch(request.environment), folders, request.inside, allocation, seconds, version()
+        cwd=cwd,
+        python=python_for_torch(request.environment),
+        resume_from=tuple(str(run.checkpoints) for run in resumed.runs),
+        inside=request.inside,
+        allocation=_allocation(request.environment) if request.inside else None,
+        save_seconds=resumed.longest_save,
+        version=version(),
     )
     if not resolved.site_known:
-        raise _all_of([*errors, *_on_any_site(resolved, context, program=not wrong)], resolved.mistakes)
-    resolved, notes = (resolved, []) if request.inside else with_share(resolved, request.cluster)
+        raise _all_of([*errors, *_on_any_site(resolved, context, resumed, program=not wrong)], resolved.mistakes)
+    resolved, notes = (resolved, []) if request.inside else with_share(resolved, cluster)
     prepared = None
     with collecting(errors):
         plan = _planned(resolved, context, errors)
-        prepared = Prepared(resolved, plan._replace(notes=(*found, *notes, *plan.notes)), resumed, seconds)
+        prepared = Prepared(resolved, plan._replace(notes=(*found, *notes, *plan.notes)), resumed)
         if errors:
             from slurmddp.launch.problems import refuse_problems
 
@@ -110,6 +90,20 @@ def prepare(request: Request) -> Prepared:
     if errors:
         raise _all_of(errors, resolved.mistakes)
     return prepared
+
+
+def prepare_or_refuse(request: Request) -> tuple[Prepared, UserError | None]:
+    """Prepare the job as `submit` does or, where it has mistakes, as far as it can be shown; and the mistakes.
+
+    Raises UserError where there is no job to show.
+    """
+    try:
+        return prepare(request), None
+    except UserError as refused:
+        try:
+            return prepare(request, strict=False), refused
+        except UserError:  # the first error lists more
+            raise refused from None
 
 
 def _all_of(errors: Sequence[UserError], mistakes: Sequence[UserError]) -> UserError:
@@ -134,7 +128,7 @@ def _planned(resolved: Resolved, context: Context, errors: list[UserError]) -> P
         return plan
 
 
-def _on_any_site(resolved: Resolved, context: Context, *, program: bool) -> list[UserError]:
+def _on_any_site(resolved: Resolved, context: Context, resumed: Resumed, *, program: bool) -> list[UserError]:
     """Return what a job whose site is unknown names and this machine lacks. What a site may add is not missed."""
     from slurmddp.launch.problems import absent_here
 
@@ -147,7 +141,7 @@ def _on_any_site(resolved: Resolved, context: Context, *, program: bool) -> list
         plan = make_plan(resolved._replace(job=job), context)
     except UserError:  # perhaps because of the site
         return _absent_script(resolved, context) if program else []
-    return list(absent_here(Prepared(resolved, plan, tuple(map(Path, context.resume_from))), program=program))
+    return list(absent_here(Prepared(resolved, plan, resumed), program=program))
 
 
 def _absent_script(resolved: Resolved, context: Context) -> list[UserError]:
@@ -155,46 +149,39 @@ def _absent_script(resolved: Resolved, context: Context) -> list[UserError]:
     from slurmddp.launch.problems import absent_script
 
     try:
-        found = absent_script(plan_program(resolved.job, context), resolved.location("train", "script"))
+        absent = absent_script(plan_program(resolved.job, context), resolved.location("train", "script"))
     except UserError:  # it is why there is no plan
         return []
-    return [found] if found else []
+    return [absent] if absent else []
 
 
-def _check_file(request: Request) -> None:
-    """Raise UserError for a job on the command line that is neither a job file nor a script that is there."""
-    name = request.job
-    if not isinstance(name, str) or request.module is not None or name.endswith(JOB_SUFFIXES):
-        return
-    if (request.strict or os.path.lexists(name)) and (error := wrong_file(name, resumes=request.resume is not None)):
-        raise error
-
-
-def resolved_job(request: Request, resumed: Sequence[Path] = ()) -> Resolved:
+def resolved_job(request: Request, resumed: Resumed | None = None) -> Resolved:
     """Return the job and its site, without a plan. Raises UserError."""
-    resolved = _resolved(request, resumed)
+    resolved = _resolved(request, resumed or Resumed(), strict=True)
     if resolved.mistakes:
         raise together(resolved.mistakes)
     return resolved
 
 
-def _resolved(request: Request, resumed: Sequence[Path]) -> Resolved:
-    job_file, options = _job_and_options(request)
-    if job_file is None and request.job is None and request.module is None:
-        if not resumed:
+def _resolved(request: Request, resumed: Resumed, *, strict: bool) -> Resolved:
+    if request.job is None and request.module is None:
+        if resumed.run is None:
             raise UserError(
                 "no job file or script given", todo="add one to the command line; `slurmddp init` writes job.yaml"
             )
-        from slurmddp.run.gate import own
-        from slurmddp.run.layout import RunFolder
-
-        job_file = RunFolder(resumed[0]).job_yaml
-        todo = f"read its job file, then pass it: {job_file} --resume {resumed[0]}"
-        own(RunFolder(resumed[0]), to="run its commands and image with your account", todo=todo)
+        todo = f"read its job file, then pass it: {resumed.run.job_yaml} --resume {resumed.run.path}"
+        own(resumed.run, to="run its commands and image with your account", todo=todo)
+        request = replace(request, job=resumed.run.job_yaml)
+    request = _with_program(request)
     catalogue = Catalogue(request.environment)
-    configured = config_files(request.environment)
-    sources = Sources(job_file, options, request.environment, configured, _site_of(resumed))
-    return resolve(sources, catalogue.load, lambda: _detected(catalogue, request), strict=request.strict)
+    return resolve(
+        request,
+        config_files(request.environment),
+        catalogue.load,
+        lambda: _detected(catalogue, request),
+        strict=strict,
+        resumed_site=resumed.site(),
+    )
 
 
 def _with_project(resolved: Resolved, cwd: str) -> Resolved:
@@ -206,52 +193,28 @@ def _with_project(resolved: Resolved, cwd: str) -> Resolved:
     return resolved._replace(job=resolved.job.model_copy(update={"train": train}))
 
 
-def _site_of(resumed: Sequence[Path]) -> tuple[str, str] | None:
-    """Return the site of the resumed run, and the file that sets it; None without a resumed run.
-
-    The run of another user may name a profile, but no file: its lines would run with this user's account.
-    """
-    if not resumed:
-        return None
-    from slurmddp.run.gate import stranger
-    from slurmddp.run.layout import RunFolder
-
-    folder = RunFolder(resumed[0])
-    path = folder.job_yaml
-    if not path.is_file():
-        return None  # whatever is wrong with that folder, the job may name its site itself
-    site = read_file(path, "resumed run", below=folder.path).tree.get("site")
-    if not isinstance(site, str) or (is_site_file(site) and stranger(folder)):
-        return None
-    return site, str(path)
+def _without_words(request: Request) -> Request:
+    """Return the request with the first word as an argument where it names no job: behind -m MODULE, or behind `--`."""
+    word = request.job
+    if not isinstance(word, str) or (request.module is None and not (request.resume and word.startswith("-"))):
+        return request
+    return replace(request, job=None, args=(word, *request.args))
 
 
-def _save_seconds(runs: Sequence[Path]) -> float | None:
-    """Return the longest save of a checkpoint of these runs; None if unknown."""
-    if not runs:
-        return None
-    from slurmddp.run.checkpoint_durations import longest_save
-
-    return longest_save(runs)
-
-
-def _job_and_options(request: Request) -> tuple[Path | Document | None, list[tuple[str, Any, str]]]:
-    options = list(request.options)
-    args = ("train.args", [str(item) for item in request.args], "after --")
+def _with_program(request: Request) -> Request:
+    """Return the request with its job file to read, and with options for a script, a module and their arguments."""
+    job, args = request.job, ("train.args", [str(item) for item in request.args], "after --")
     if request.module is not None:
-        return None, [("name", request.module, "-m"), ("train.module", request.module, "-m"), args, *options]
-    if isinstance(request.job, Mapping):
-        return read_data(request.job, "job", "job"), options
-    if request.job is None or request.job.endswith(JOB_SUFFIXES):
-        if request.args:
-            options.append(args)
-        return (Path(request.job) if request.job else None), options
-    script = Path(request.job)
-    front: list[tuple[str, Any, str]] = [("name", _program_name(script), request.job)]
-    # `$` has a meaning in paths of a job file; the command line's own words have none left.
-    front.append(("train.script", request.job.replace("$", "$$"), request.job))
-    front.append(args)
-    return None, front + options
+        front = [("name", request.module, "-m"), ("train.module", request.module, "-m"), args]
+        return replace(request, job=None, options=[*front, *request.options])
+    if isinstance(job, Mapping):
+        return replace(request, job=read_data(job, "job", "job"))
+    if isinstance(job, str) and not job.endswith(JOB_SUFFIXES):
+        # `$` has a meaning in paths of a job file; the command line's own words have none left.
+        front = [("name", _program_name(Path(job)), job), ("train.script", job.replace("$", "$$"), job), args]
+        return replace(request, job=None, options=[*front, *request.options])
+    request = replace(request, job=Path(job) if isinstance(job, str) else job)
+    return request.adding(args) if request.args else request
 
 
 def _program_name(script: Path) -> str:
@@ -265,52 +228,6 @@ def job_name(path: Path) -> str:
     """Return a job name made from a file name."""
     name = re.sub(r"[^A-Za-z0-9._+-]+", "-", path.stem).strip("-._+")[:100]
     return "job" if is_null(name) else name
-
-
-def _resumed_runs(request: Request) -> tuple[Path, ...]:
-    """Return the run to resume and the runs that it resumed from, newest first."""
-    if request.resume is None:
-        return ()
-    from slurmddp.launch.find import find_run
-
-    folder = find_run(request.resume, request.environment)
-    runs = [folder.path, *(path for path in _continued(folder) if path.is_dir())]
-    if not any(map(_has_checkpoint, runs)):
-        raise UserError(
-            f"run {folder.id} has no complete checkpoint yet",
-            where="--resume",
-            todo="submit its job without --resume",
-        )
-    return tuple(runs)
-
-
-def _has_checkpoint(run: Path) -> bool:
-    """Return whether a run has a checkpoint: a complete one of slurmddp, or whatever a framework has saved."""
-    saved = run.glob("checkpoints/[!.]*")
-    return any(not path.name.startswith("step-") or (path / "COMPLETE").exists() for path in saved)
-
-
-def _continued(folder: RunFolder) -> list[Path]:
-    """Return the runs that a run resumed from, newest first. Raises UserError if its checkpoints are unknown."""
-    from slurmddp.shared.files import read_json
-
-    if not folder.job_json.is_file():
-        from slurmddp.run import manifest
-
-        earlier = manifest.read(folder).get("resumed_from")
-        runs = [Path(text) for text in earlier if isinstance(text, str)] if isinstance(earlier, list) else []
-        if not runs and not any(folder.checkpoints.glob("[!.]*")):
-            raise UserError(
-                f"run {folder.id} ran your own script, which has saved nothing in {folder.checkpoints}",
-                where="--resume",
-                todo="submit the script again, with its own option for resuming; or save there (docs/frameworks.md)",
-            )
-        return runs
-    try:
-        earlier = read_json(folder.job_json, folder.path).get("resume_from", [])
-    except (ValueError, AttributeError):
-        raise UserError("is damaged", where=str(folder.job_json), todo="resume another run") from None
-    return [Path(text).parent for text in earlier]
 
 
 def _allocation(environment: Mapping[str, str]) -> Allocation | None:
@@ -327,9 +244,9 @@ def _detected(catalogue: Catalogue, request: Request) -> tuple[str, str] | None:
     from slurmddp.sites.detect import detect
     from slurmddp.sites.host import this_host
 
-    found = detect(catalogue, this_host(request.environment))
-    if found is not None or not request.inside:
-        return found
+    site = detect(catalogue, this_host(request.environment))
+    if site is not None or not request.inside:
+        return site
     if job := request.environment.get("SLURM_JOB_ID"):
         raise UserError(
             f"this shell is in Slurm job {job}, whose nodes `run` would use, but no site profile matches this host",

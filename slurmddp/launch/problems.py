@@ -23,7 +23,6 @@ from slurmddp.launch.modules import module_file, of_package
 from slurmddp.launch.named_file import batch_line, near
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.workdir import absent_workdir
-from slurmddp.run.checkpoints import newest
 from slurmddp.run.create import refuse_root
 
 if TYPE_CHECKING:
@@ -116,9 +115,9 @@ def _expedite(plan: Plan) -> Iterator[UserError]:
 
 def _finished(prepared: Prepared) -> Iterator[UserError]:
     """A resumed run that has done all its steps would start its nodes and train nothing."""
-    job, found = prepared.plan.runtime_job, newest(prepared.resumed_from)
-    if job and found and found[0] >= job["train"]["steps"]:
-        step, path = found
+    job, newest = prepared.plan.runtime_job, prepared.resumed.newest_checkpoint()
+    if job and newest and newest[0] >= job["train"]["steps"]:
+        step, path = newest
         yield UserError(
             f"nothing is left to train: {path.parent.parent.name} has a checkpoint of step {step}, and the job ends at "
             f"step {job['train']['steps']}",

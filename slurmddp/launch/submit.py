@@ -37,6 +37,7 @@ from slurmddp.run.gate import OwnRun, own, own_or_none
 from slurmddp.run.layout import RunFolder
 from slurmddp.run.next_commands import next_commands
 from slurmddp.run.owner import shared_folder
+from slurmddp.run.state import judge
 from slurmddp.run.survey import Survey
 from slurmddp.run.unanswered import with_job
 
@@ -85,9 +86,10 @@ def command_line(plan: Plan, folder: RunFolder, options: Sequence[str] = ()) -> 
     return scheduler.command(options, str(folder.job_sh), (str(folder.path),), log=str(folder.job_log))
 
 
-def _inside_a_job(plan: Plan) -> list[str]:
-    job = None if plan.inside or plan.scheduler != "slurm" else os.environ.get("SLURM_JOB_ID")
-    return [] if job is None else [f"this shell is in Slurm job {job}: this is a new job; `slurmddp run` uses that one"]
+def job_warnings(prepared: Prepared, files: Mapping[str, str]) -> list[str]:
+    """Return what every way to start the job warns of. files: the `files_before`."""
+    plan = prepared.plan
+    return [*advice(prepared), *shared_files(plan, files), *relative_paths(plan), *_still_going(prepared)]
 
 
 def submit(prepared: Prepared, tell: Callable[[str], None] = lambda doing: None) -> Handed:
@@ -99,12 +101,10 @@ def submit(prepared: Prepared, tell: Callable[[str], None] = lambda doing: None)
     refuse_problems(prepared)
     avoided = avoid(prepared)
     files = files_before(prepared)
+    inside = None if plan.inside or plan.scheduler != "slurm" else os.environ.get("SLURM_JOB_ID")
     warnings = [
-        *_inside_a_job(plan),
-        *advice(prepared),
-        *shared_files(plan, files),
-        *relative_paths(prepared.plan),
-        *still_going(prepared),
+        *([f"this shell is in Slurm job {inside}: this is a new job; `slurmddp run` uses that one"] if inside else ()),
+        *job_warnings(prepared, files),
         *avoided.warnings,
         *refuse_unanswered(plan),
     ]
@@ -219,7 +219,7 @@ def _fill(
         project=project,
         code_hash=snapshot.hash_of_files(files),
         image=Path(image) if image else None,
-        resumed_from=[str(path) for path in prepared.resumed_from],
+        resumed_from=[str(run.path) for run in prepared.resumed.runs],
         more={
             "site": plan.site,
             "workdir": workdir_in(plan, draft.final.path),
@@ -260,7 +260,7 @@ def continue_run(prepared: Prepared, folder: OwnRun) -> list[str]:
 
     Raises UserError if another one of the same name continues it, and is not over.
     """
-    source = own_or_none(RunFolder(prepared.resumed_from[0])) if prepared.resumed_from else None
+    source = own_or_none(prepared.resumed.run) if prepared.resumed.run else None
     if source is None:  # in the run of a colleague, nothing can be written
         return []
     try:
@@ -328,17 +328,15 @@ def refuse_unanswered(plan: Plan) -> list[str]:
     return []
 
 
-def still_going(prepared: Prepared) -> list[str]:
+def _still_going(prepared: Prepared) -> list[str]:
     """Return a warning if the run that this one resumes from is still going."""
-    from slurmddp.run.state import judge
-
-    for path in prepared.resumed_from[:1]:
-        facts = evidence(RunFolder(path))
-        try:
-            view = scheduler_for(facts.job_id).job(facts.job_id) if facts.job_id else None
-        except (ExternalError, UserError):
-            return []  # nobody knows; the submission itself will tell what is wrong with Slurm
-        state = judge(view, facts)
-        if state.going:
-            return [f"run {path.name} is still {state.state}; both runs will now train from its newest checkpoint"]
-    return []
+    if (run := prepared.resumed.run) is None:
+        return []
+    facts = evidence(run)
+    try:
+        view = scheduler_for(facts.job_id).job(facts.job_id) if facts.job_id else None
+    except (ExternalError, UserError):
+        return []  # nobody knows; the submission itself will tell what is wrong with Slurm
+    state = judge(view, facts)
+    again = f"run {run.id} is still {state.state}; both runs will now train from its newest checkpoint"
+    return [again] if state.going else []

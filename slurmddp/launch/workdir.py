@@ -32,7 +32,7 @@ def files_before(prepared: Prepared) -> dict[str, str]:
     Empty for a run that continues another one: it is meant to load what that run saved.
     """
     plan = prepared.plan
-    if not plan.program.own or not plan.workdir.startswith("/") or prepared.resumed_from:
+    if not plan.program.own or not plan.workdir.startswith("/") or prepared.resumed.runs:
         return {}
     exclude = {path for path in (plan.runs_root, plan.cache, plan.node_folder) if path}
     return written_before(plan.workdir, exclude)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -94,23 +93,6 @@ def at_step(found: list[Stored], step: int) -> Stored:
 def resumed_from(found: list[Stored]) -> Stored | None:
     """Return the one that an attempt would load now, as far as sizes tell: the ranks compare the content as well."""
     return next((item for item in found if item.fault is None), None)
-
-
-def newest(runs: Iterable[Path]) -> tuple[int, Path] | None:
-    """Return step and folder of the checkpoint that a run would load which resumes from these, as far as sizes tell."""
-    for run in runs:
-        with contextlib.suppress(OSError):
-            for step, path in layout.found(run / "checkpoints"):
-                with contextlib.suppress(OSError, layout.Rejected):
-                    glance(path)
-                    return step, path
-    return None
-
-
-def start_of(runs: Sequence[Path]) -> str:
-    """Return the run that a run would continue which resumes from these, and at which step, if that is known."""
-    found = newest(runs)
-    return f"{found[1].parent.parent.name}, step {found[0]}" if found else runs[0].name
 
 
 def leftovers(folder: RunFolder) -> list[Leftover]:

@@ -15,7 +15,7 @@ from slurmddp.render.plain import plain_script
 from slurmddp.render.scripts import alert_files, job_script, node_script
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.job.document import Document
-from slurmddp.job.resolve import Sources, resolve
+from slurmddp.job.resolve import Request, resolve
 from slurmddp.job.site import Partition, Site
 
 HERE = Path(__file__).resolve().parent
@@ -83,9 +83,18 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "contained": ("lumi", LM | TWO_NODES | {"container.options": ["--containall"], "paths.cache": "/scratch/cache"}),
     "local": (
         "local",
-        {"name": "own", "train.script": "train.py", "snapshot": "false", "resources.ranks_per_node": "2", "setup": ["source env/bin/activate"]},
+        {
+            "name": "own",
+            "train.script": "train.py",
+            "snapshot": "false",
+            "resources.ranks_per_node": "2",
+            "setup": ["source env/bin/activate"],
+        },
     ),
-    "local-lm": ("local", LM | {"launch.wrap": ["perf", "stat"], "resources.ranks_per_node": "2", "environment": {"PYTHONPATH": "/own"}}),
+    "local-lm": (
+        "local",
+        LM | {"launch.wrap": ["perf", "stat"], "resources.ranks_per_node": "2", "environment": {"PYTHONPATH": "/own"}},
+    ),
 }
 
 #: Of `submit --plain`.
@@ -154,8 +163,8 @@ def plan_of(site: str, kind: str) -> Plan:
     runtime = options.get("container.runtime") or container.get("runtime")
     if runtime != "none" and "image" not in container:
         options["container.image"] = f"/images/torch.{'sqsh' if runtime == 'pyxis' else 'sif'}"
-    sources = Sources(None, [(key, value, f"--set {key}") for key, value in options.items()], ENVIRONMENT, [])
-    resolved = resolve(sources, load, lambda: None, strict=False)
+    sets = [(key, value, f"--set {key}") for key, value in options.items()]
+    resolved = resolve(Request(options=sets, environment=ENVIRONMENT), [], load, lambda: None, strict=False)
     earlier = ("/runs/own-1/checkpoints", "/runs/own-0/checkpoints") if kind == "script" else ()
     return make_plan(resolved, CONTEXT._replace(resume_from=earlier))._replace(version="0.0.0")
 

@@ -15,9 +15,11 @@ import torch
 from torch.distributed.checkpoint import metadata as dcp_metadata
 
 from slurmddp import errors
+from slurmddp.job.resolve import Request
 from slurmddp.launch.export import Wanted
 from slurmddp.launch.export import export as export_now
-from slurmddp.launch.prepare import Request, resolved_job
+from slurmddp.launch.prepare import resolved_job
+from slurmddp.launch.resumed import resumed_of
 from slurmddp.run import checkpoints
 from slurmddp.run.layout import RunFolder
 from slurmddp.runtime.checkpoint import plain
@@ -271,14 +273,14 @@ def test_another_users_job_is_not_resumed_by_the_name_of_its_run(
     theirs: tuple[Desk, RunFolder, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk, folder, _ = theirs
-    assert resolved_job(Request(None, environment=desk.environment), [folder.path])
+    assert resolved_job(Request(environment=desk.environment), resumed_of([folder]))
     me = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
     with pytest.raises(
         errors.UserError, match=r"belongs to .*, so you cannot run its commands and image with your account"
     ):
-        resolved_job(Request(None, environment=desk.environment), [folder.path])
-    assert resolved_job(Request(str(folder.job_yaml), environment=desk.environment), [folder.path])
+        resolved_job(Request(environment=desk.environment), resumed_of([folder]))
+    assert resolved_job(Request(str(folder.job_yaml), environment=desk.environment), resumed_of([folder]))
 
 
 def test_the_tests_own_pickles_do_what_they_should(tmp_path: Path) -> None:

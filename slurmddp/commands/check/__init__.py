@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,13 +10,12 @@ import typer
 
 from slurmddp.commands import options as opt
 from slurmddp.commands.check import nodes
-from slurmddp.commands.check import rehearse as rehearsal
 from slurmddp.commands.check import script as scripts
-from slurmddp.commands.check.job import answer, lines
+from slurmddp.commands.check.job import examine
 from slurmddp.commands.check.useful_share import useful_share_lines
-from slurmddp.commands.options import Json
 from slurmddp.errors import UserError
-from slurmddp.launch.prepare import Prepared
+from slurmddp.job.resolve import Request
+from slurmddp.launch.prepare import Prepared, prepare, prepare_or_refuse
 from slurmddp.launch.problems import driver_verdict
 from slurmddp.launch.write import write_rendered
 from slurmddp.render.per_node import node_commands
@@ -29,8 +29,8 @@ _MORE = "More options"
 
 @opt.job_command()
 def check(
-    asked: opt.Asked,
-    as_json: Json = False,
+    request: Request,
+    as_json: opt.Json = False,
     write: Annotated[
         Path | None,
         typer.Option(
@@ -113,44 +113,39 @@ def check(
 ) -> None:
     """Show what a job will do, what would make it fail, and what it costs. Submits nothing without --preflight or
     --rehearse. Exit codes: 0 no errors, 1 errors found, 2 the job file has mistakes, or a file cannot be read."""
-    of_scripts = script or fix or scripts.is_batch_script(asked.job)
-    for value, option, met, needs in (
+    of_scripts = script or fix or scripts.is_batch_script(request.job)
+    opt.needs(
         (output, "-o", fix, "--fix"),
         (force, "--force", output, "-o"),
         (head, "--head", per_node, "--per-node"),
         (port, "--port", per_node, "--per-node"),
-    ):
-        if value and not met:
-            raise UserError(f"{option} needs {needs}", todo=f"add {needs}, or remove {option}")
-    modes = (
-        (write, "--write"), (preflight, "--preflight"), (rehearse, "--rehearse"), (per_node, "--per-node"),
-        (explain, "--explain"), (of_scripts, "--fix" if fix else "--script"),
-    )  # fmt: skip
-    given = [option for value, option in modes if value]
-    if len(given) > 1:
-        raise UserError(f"{given[0]} and {given[1]} cannot be combined", todo="run the command twice")
-    # --write, --per-node and --explain show a part of the job that is resumed.
-    beside = {"--mtbf": mtbf, "--partitions": partitions, "--resume": resume and not (write or per_node or explain)}
-    if given and (dropped := next((option for option, value in beside.items() if value), None)):
-        raise UserError(f"{given[0]} and {dropped} cannot be combined", todo="run the command twice")
+    )
+    mode = opt.one_of({
+        "--write": write, "--preflight": preflight, "--rehearse": rehearse, "--per-node": per_node,
+        "--explain": explain, "--fix" if fix else "--script": of_scripts,
+    })  # fmt: skip
+    shows_part = mode in ("--write", "--per-node", "--explain")
+    beside = {"--mtbf": mtbf, "--partitions": partitions, "--resume": None if shows_part else resume}
+    for option, value in beside.items():
+        opt.one_of({mode or "": mode, option: value})
     if mtbf is not None and not 0 < mtbf < float("inf"):
         raise UserError(f"--mtbf: {mtbf:g} is not a number of hours above 0")
-    if of_scripts:
-        if fix:
-            severities = scripts.fix_script(asked, output, force=force, as_json=as_json)
-        else:
-            severities = scripts.check_scripts(asked, as_json=as_json)
-    elif preflight:
-        severities = nodes.preflight(asked, as_json=as_json)
-    elif rehearse:
-        severities = rehearsal.rehearse(asked, as_json=as_json)
-    elif write or per_node or explain:
+    request = replace(request, resume=resume)
+    if mode == "--fix":
+        severities = scripts.fix_script(request, output, force=force, as_json=as_json)
+    elif mode == "--script":
+        severities = scripts.check_scripts(request, as_json=as_json)
+    elif mode == "--preflight":
+        severities = nodes.preflight(request, as_json=as_json)
+    elif mode == "--rehearse":
+        severities = nodes.rehearse(request, as_json=as_json)
+    elif shows_part:
         if as_json:
-            raise UserError(f"--json does not go with {given[0]}", todo="submit --dry-run --json has the scripts")
-        _show_part(asked.prepare(strict=False, resume=resume), write, explain, head or "HEAD", port or 29400)
+            raise UserError(f"--json does not go with {mode}", todo="submit --dry-run --json has the scripts")
+        _show_part(prepare(request, strict=False), write, explain, head or "HEAD", port or 29400)
         severities = set()
     else:
-        severities = _check_job(asked, resume, partitions=partitions, mtbf=mtbf, as_json=as_json)
+        severities = _check_job(request, partitions=partitions, mtbf=mtbf, as_json=as_json)
     if severities & ({"error", "warning"} if strict else {"error"}):
         raise typer.Exit(1)
 
@@ -166,14 +161,12 @@ def _show_part(prepared: Prepared, write: Path | None, explain: str | None, head
         typer.echo("\n".join(node_commands(prepared.plan, head, port)))
 
 
-def _check_job(
-    asked: opt.Asked, resume: str | None, *, partitions: bool, mtbf: float | None, as_json: bool
-) -> set[str]:
+def _check_job(request: Request, *, partitions: bool, mtbf: float | None, as_json: bool) -> set[str]:
     """Print what the job will do, then what would make it fail. Return the severities. Raises UserError."""
-    prepared, refused = asked.prepare_or_refuse(resume)
-    found = answer(prepared, refused, partitions=partitions)
+    prepared, refused = prepare_or_refuse(request)
+    answer = examine(prepared, refused, partitions=partitions)
     if as_json:
-        typer.echo(opt.json_text(found.as_dict()))
+        typer.echo(opt.json_text(answer.as_dict()))
     else:
         typer.echo(plan_report(prepared.plan, prepared.resolved))
         verdict = driver_verdict(prepared)
@@ -182,7 +175,7 @@ def _check_job(
         if mtbf is not None:
             typer.echo("\n".join(["", *useful_share_lines(prepared.plan, prepared.resolved.job.checkpoint, mtbf)]))
         if refused is None:
-            typer.echo(join("\n", ["", *lines(found.as_dict())]))
+            typer.echo(join("\n", ["", *answer.lines()]))
     if refused is not None:
         raise refused
-    return {each.severity for each in found.findings}
+    return {each.severity for each in answer.findings}

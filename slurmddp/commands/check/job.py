@@ -1,4 +1,4 @@
-"""Which partitions could hold a job, and which of them would start it first."""
+"""`slurmddp check JOB.yaml`: what the rules, Slurm and the script itself say of a job."""
 
 from __future__ import annotations
 
@@ -38,21 +38,16 @@ def offers(subject: Subject) -> list[Offer]:
     Only the partition's name changes. Limits that the profile knows of another partition, and what it asks of that
     one beside its name, do not: `check --partition NAME` plans the job for it.
     """
-    plan = subject.prepared.plan
-    names = [name for name, row in (subject.cluster.partitions or {}).items() if row.get("State", "UP") == "UP"]
-    found = []
-    for name in names:
-        trial = subject.cluster.trial(_in_partition(plan, name))
+    known = []
+    options = [each for each in subject.prepared.plan.sbatch if not each.startswith("--partition=")]
+    for name, row in (subject.cluster.partitions or {}).items():
+        trial = subject.cluster.trial([*options, f"--partition={name}"]) if row.get("State", "UP") == "UP" else None
         if trial is not None:
-            found.append(Offer(name, trial.start, trial.refusal))
-    return sorted(found, key=lambda each: (each.refusal is not None, each.start or "9", each.partition))
+            known.append(Offer(name, trial.start, trial.refusal))
+    return sorted(known, key=lambda each: (each.refusal is not None, each.start or "9", each.partition))
 
 
-def _in_partition(plan: Plan, name: str) -> list[str]:
-    return [*(each for each in plan.sbatch if not each.startswith("--partition=")), f"--partition={name}"]
-
-
-def script_facts(plan: Plan) -> Facts | None:
+def _script_facts(plan: Plan) -> Facts | None:
     """Return what the user's Python program does; None for a bundled task, a bash script, or one that is not here."""
     program = plan.program
     if not program.own or program.bash:
@@ -65,10 +60,10 @@ def script_facts(plan: Plan) -> Facts | None:
     return read_program(str(file), [folder, *roots], program.module) if file else None
 
 
-def script_dict(prepared: Prepared) -> dict[str, Any] | None:
+def _script(prepared: Prepared) -> dict[str, Any] | None:
     """Return the facts and sentences for `check`, without what the job file sets; docs/check-job.md has the keys."""
     plan, job = prepared.plan, prepared.resolved.job
-    facts = script_facts(plan)
+    facts = _script_facts(plan)
     if facts is None:
         return None
     given = {
@@ -92,82 +87,86 @@ _PYTHON = (
 
 
 class Answer(NamedTuple):
-    """mistakes: why `submit` would refuse the job, whatever the rules say; elsewhere: what only a login node of the
-    cluster can tell; start: when Slurm would start the job, its local time; silent: which of Slurm's commands did not
-    answer, and why; offers: None where nobody asked for partitions; depends: on what of the nodes the job depends,
-    which no rule can see from here; script: what the user's program does, as `script_facts` says."""
+    """mistakes: why `submit` would refuse the job, whatever the rules say, which are not run then.
+
+    start: when Slurm would start the job, its local time; not_checked: what only a login node of the cluster can tell,
+    and which of Slurm's commands did not answer; offers: None where nobody asked for partitions; depends: on what of
+    the nodes the job depends, which no rule can see from here; script: what the user's program does.
+    """
 
     plan: Plan
     mistakes: list[str]
     findings: list[Finding]
-    elsewhere: list[str]
     start: str | None
-    silent: list[str]
+    not_checked: list[str]
     offers: list[Offer] | None
     depends: list[str]
     script: dict[str, Any] | None = None
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Return how many findings there are of each severity."""
+        return {name: sum(each.severity == name for each in self.findings) for name in SEVERITIES}
+
     def as_dict(self) -> dict[str, Any]:
         """Return the answer for --json; docs/check.md lists the keys."""
-        counts = {name: sum(each.severity == name for each in self.findings) for name in SEVERITIES}
         return {
             "schema": 1,
             "job": self.plan.name,
             "plan": plan_facts(self.plan),
             "mistakes": self.mistakes,
             "rules": len(RULES),
-            "counts": counts,
+            "counts": self.counts,
             "findings": [each.as_dict() for each in self.findings],
             "start": self.start,
-            "not_checked": [*self.elsewhere, *self.silent],
+            "not_checked": self.not_checked,
             "depends_on": self.depends,
             "script": self.script,
             "partitions": None if self.offers is None else [each._asdict() for each in self.offers],
         }
 
+    def lines(self) -> Iterator[str]:
+        """Yield each finding as `WHERE: severity: message [rule]` with its fix, then the counts."""
+        explained: set[str] = set()
+        for each in self.findings:
+            where = f"{one_line(each.where)}: " if each.where else ""
+            yield where + labelled(each.severity, f"{one_line(each.message)} [{each.rule.id}]")
+            if each.rule.id not in explained:
+                explained.add(each.rule.id)
+                yield f"    why: {each.rule.reason}"
+                yield f"    see: {each.rule.source}"
+            if each.fix:
+                yield f"    fix: {one_line(each.fix)}"
+        if self.script:
+            yield from _script_lines(self.script)
+        for offer in self.offers or ():
+            when = offer.start or (one_line(offer.refusal) if offer.refusal else "Slurm does not say when")
+            yield f"partition {offer.partition:<16} {when}"
+        for why in self.not_checked:
+            yield f"not checked: {one_line(why)}"
+        for what in self.depends:
+            yield f"not checked, the job depends on it: {one_line(what)}"
+        start = f"; Slurm would start it at {self.start}" if self.start else ""
+        yield f"job {self.plan.name}, {len(RULES)} rules: {total(self.counts)}{start}"
 
-def answer(
+
+def examine(
     prepared: Prepared, refused: UserError | None = None, *, partitions: bool = False, cluster: Cluster | None = None
 ) -> Answer:
     """Check a job by all rules, and ask Slurm when it would start. refused: its mistakes, with which no rule is run."""
-    if refused is not None:
-        return Answer(prepared.plan, [str(part) for part in refused.parts], [], [], None, [], None, [])
-    subject = Subject(prepared, cluster or Cluster(), os.environ)
     plan = prepared.plan
-    found = check_job(subject)
+    if refused is not None:
+        return Answer(plan, [str(part) for part in refused.parts], [], None, [], None, [])
+    subject = Subject(prepared, cluster or Cluster(), os.environ)
+    findings = check_job(subject)
     asks = plan.scheduler == "slurm" and not plan.inside
     trial = subject.cluster.trial(plan.sbatch) if asks else None
     offered = offers(subject) if partitions and asks else None
     elsewhere = [f"{error.where}: {error.what}" if error.where else error.what for error in subject.elsewhere]
-    start = trial.start if trial else None
     depends = [_PYTHON.format(python_of_submit())] if plan.scheduler == "slurm" else []
-    script = script_dict(prepared)
-    return Answer(plan, [], found, elsewhere, start, subject.cluster.silent, offered, depends, script)
-
-
-def lines(found: dict[str, Any]) -> Iterator[str]:
-    """Yield each finding of `as_dict` as `WHERE: severity: message [rule]` with its fix, then the counts."""
-    explained: set[str] = set()
-    for each in found["findings"]:
-        where = f"{one_line(each['where'])}: " if each["where"] else ""
-        yield where + labelled(each["severity"], f"{one_line(each['message'])} [{each['rule']}]")
-        if each["rule"] not in explained:
-            explained.add(each["rule"])
-            yield f"    why: {each['reason']}"
-            yield f"    see: {each['source']}"
-        if each["fix"]:
-            yield f"    fix: {one_line(each['fix'])}"
-    if found["script"]:
-        yield from _script_lines(found["script"])
-    for offer in found["partitions"] or ():
-        when = offer["start"] or (one_line(offer["refusal"]) if offer["refusal"] else "Slurm does not say when")
-        yield f"partition {offer['partition']:<16} {when}"
-    for why in found["not_checked"]:
-        yield f"not checked: {one_line(why)}"
-    for what in found["depends_on"]:
-        yield f"not checked, the job depends on it: {one_line(what)}"
-    start = f"; Slurm would start it at {found['start']}" if found["start"] else ""
-    yield f"job {found['job']}, {found['rules']} rules: {total(found['counts'])}{start}"
+    script = _script(prepared)
+    not_checked = [*elsewhere, *subject.cluster.silent]
+    return Answer(plan, [], findings, trial.start if trial else None, not_checked, offered, depends, script)
 
 
 def _script_lines(script: dict[str, Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What `slurmddp check` found, for people and for programs."""
+"""`slurmddp check` of batch scripts that slurmddp did not write, and their correction."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from slurmddp.commands.new_file import write_new
 from slurmddp.commands.terminal import write_exactly
 from slurmddp.errors import UserError
 from slurmddp.job.plan.model import BASH_SUFFIX
+from slurmddp.job.resolve import Request
 from slurmddp.launch.named_file import BATCH_SUFFIXES, batch_line
 from slurmddp.scripts.check.finding import Finding, check_script
 from slurmddp.scripts.check.fix import Fixed
@@ -26,16 +27,8 @@ from slurmddp.styled import labelled, styled
 from slurmddp.visible import one_line
 
 
-def lines(scripts: Sequence[Script], found: Sequence[Finding]) -> Iterator[str]:
-    """Yield each finding as `FILE:LINE: severity: message [rule]`, then the counts. Each rule is explained once."""
-    yield from _explained(found)
-    checked = f"{len(scripts)} script{'s' * (len(scripts) != 1)}"
-    yield f"{checked} checked: {total(Counter(each.severity for each in found))}"
-
-
 def fix_lines(script: Script, fixed: Fixed) -> Iterator[str]:
-    """Yield each correction as `FILE:LINE: fixed: message [rule]`, then what is left as `lines` does. The lines are
-    those of the file."""
+    """Yield each correction as `FILE:LINE: fixed: message [rule]`, then what is left. Lines are those of the file."""
     path = one_line(str(script.path))
     for each in fixed.done:
         yield f"{path}:{each.line}: " + styled("fixed:", "good") + f" {one_line(each.message)} [{each.rule.id}]"
@@ -48,9 +41,10 @@ def fix_lines(script: Script, fixed: Fixed) -> Iterator[str]:
         yield f"{path}: not every fix was tried: too many findings. Correct some by hand, then run it again."
 
 
-def _explained(found: Sequence[Finding]) -> Iterator[str]:
+def _explained(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield each finding as `FILE:LINE: severity: message [rule]`. Each rule is explained once."""
     explained: set[str] = set()
-    for each in found:
+    for each in findings:
         yield f"{one_line(each.path)}:{each.line}: " + labelled(
             each.severity, f"{one_line(each.message)} [{each.rule.id}]"
         )
@@ -69,36 +63,38 @@ def total(counts: Mapping[Any, int]) -> str:
     )
 
 
-def as_dict(scripts: Sequence[Script], found: Sequence[Finding]) -> dict[str, Any]:
+def as_dict(scripts: Sequence[Script], findings: Sequence[Finding]) -> dict[str, Any]:
     """Return the findings for --json; docs/check.md lists the keys."""
-    counts = Counter(each.severity for each in found)
+    counts = Counter(each.severity for each in findings)
     return {
         "schema": 1,
         "files": [str(each.path) for each in scripts],
         "counts": {name: counts[name] for name in SEVERITIES},
-        "findings": [each.as_dict() for each in found],
+        "findings": [each.as_dict() for each in findings],
     }
 
 
-def is_batch_script(name: str | None) -> bool:
+def is_batch_script(name: object) -> bool:
     """Return whether this names a batch script, and not a job file or a training script."""
-    if name is None:
+    if not isinstance(name, str):
         return False
     return name.endswith(BATCH_SUFFIXES) or (name.endswith(BASH_SUFFIX) and batch_line(Path(name)) is not None)
 
 
-def _names(asked: opt.Asked) -> list[str]:
-    if asked.options:
-        raise UserError(f"{asked.options[0][2]} needs a job file", todo="remove it: a batch script has its own options")
-    names = [*([asked.job] if asked.job else []), *asked.args]
+def _names(request: Request) -> list[str]:
+    if request.options:
+        raise UserError(
+            f"{request.options[0][2]} needs a job file", todo="remove it: a batch script has its own options"
+        )
+    names = [*([str(request.job)] if request.job else []), *request.args]
     if not names:
         raise UserError("no batch script given", todo="slurmddp check train.sbatch")
     return names
 
 
-def fix_script(asked: opt.Asked, output: Path | None, *, force: bool, as_json: bool) -> set[str]:
+def fix_script(request: Request, output: Path | None, *, force: bool, as_json: bool) -> set[str]:
     """Print or write the corrected script. Return the severities of what is left. Raises UserError."""
-    names = _names(asked)
+    names = _names(request)
     if len(names) > 1:
         raise UserError(f"--fix takes one script, not {len(names)}", todo="run it once per script")
     script = read(Path(names[0]), errors="surrogateescape")
@@ -106,9 +102,8 @@ def fix_script(asked: opt.Asked, output: Path | None, *, force: bool, as_json: b
     if output:
         write_new(output, fixed.text, force=force, todo="choose another name, or add --force")
     if as_json:
-        told = as_dict([script], fixed.left)
         done = {"fixed": [each.as_dict() for each in fixed.done], "stopped": fixed.stopped, "doubt": fixed.doubt}
-        typer.echo(opt.json_text(told | done | {"script": fixed.text}))
+        typer.echo(opt.json_text(as_dict([script], fixed.left) | done | {"script": fixed.text}))
     else:
         for line in fix_lines(script, fixed):
             opt.say(line)
@@ -117,10 +112,10 @@ def fix_script(asked: opt.Asked, output: Path | None, *, force: bool, as_json: b
     return {each.severity for each in fixed.left}
 
 
-def check_scripts(asked: opt.Asked, *, as_json: bool) -> set[str]:
+def check_scripts(request: Request, *, as_json: bool) -> set[str]:
     """Print what is wrong with the scripts. Return the severities. Raises UserError."""
-    scripts = [read(Path(name)) for name in _names(asked)]
-    found = [finding for each in scripts for finding in check_script(each, evaluate=True)]
+    scripts = [read(Path(name)) for name in _names(request)]
+    findings = [finding for each in scripts for finding in check_script(each, evaluate=True)]
     if not available():
         opt.say("note    no sandbox could be made here (user namespaces?): only the text of the script was read")
     else:
@@ -128,9 +123,7 @@ def check_scripts(asked: opt.Asked, *, as_json: bool) -> set[str]:
             if each.is_shell and record(each) is None:
                 name = one_line(each.path.name)
                 opt.say(f"note    bash could not evaluate {name} to its end: only its text was read")
-    if as_json:
-        typer.echo(opt.json_text(as_dict(scripts, found)))
-    else:
-        for line in lines(scripts, found):
-            typer.echo(line)
-    return {each.severity for each in found}
+    checked = f"{len(scripts)} script{'s' * (len(scripts) != 1)} checked"
+    counts = total(Counter(each.severity for each in findings))
+    opt.show(as_json, as_dict(scripts, findings), [*_explained(findings), f"{checked}: {counts}"])
+    return {each.severity for each in findings}

@@ -15,10 +15,11 @@ from slurmddp.commands.listed import BY_NAME
 from slurmddp.commands.options import Json
 from slurmddp.commands.run_options import LAST
 from slurmddp.commands.runs import find_sweep, look_after
-from slurmddp.commands.submit import dry_run, summary_lines
+from slurmddp.commands.submit import dry_run_of
 from slurmddp.commands.sweep.points import Planned, plan_sweep, prepare_rest, read_points, submit_points, submit_sweep
 from slurmddp.commands.sweep.table import PointRow, exit_code, point_rows, rank, rank_text, status_text, to_rerun
 from slurmddp.commands.terminal import Progress
+from slurmddp.job.resolve import Request
 from slurmddp.launch.submit import Handed
 from slurmddp.report.plan import cost_line, workdir_text
 from slurmddp.run.sweeps import Sweep, own
@@ -41,7 +42,7 @@ class _Group(Group):
 
 @opt.job_command()
 def submit(
-    asked: opt.Asked,
+    request: Request,
     grid: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUES", help="Values of a key: 1e-3,3e-4 or 0..4; args.lr=... is --lr of a script"),
@@ -59,7 +60,7 @@ def submit(
     """Submit a run for each point of a grid, or for each row of a table. All points are checked before the first is
     submitted."""
     points = read_points(grid or (), rows, many=yes)
-    planned = plan_sweep(asked.request(), points, at_most)
+    planned = plan_sweep(request, points, at_most)
     first = next(iter(planned.jobs.values()))
     opt.show_notes(first)
     places = {each.plan.workdir for each in planned.jobs.values()}
@@ -106,19 +107,19 @@ def _finish(sweep: Sweep, told: _Told, *, as_json: bool) -> None:
 
 def _show_dry_run(planned: Planned, *, as_json: bool) -> None:
     first = next(iter(planned.jobs.values()))
-    found = dry_run(first)
-    if found.refusals:
-        raise found.refusals[0]
-    for warning in found.warnings:
+    shown = dry_run_of(first)
+    if shown.refusals:
+        raise shown.refusals[0]
+    for warning in shown.warnings:
         opt.say(labelled("warning", warning))
     if as_json:
         points = [{"name": name, "values": dict(values)} for name, values in planned.sweep.points.items()]
-        typer.echo(opt.json_text({"points": points, "at_most": planned.sweep.at_most, "first": found.as_dict(first)}))
+        typer.echo(opt.json_text({"points": points, "at_most": planned.sweep.at_most, "first": shown.as_dict()}))
         return
     for name, values in planned.sweep.points.items():
         typer.echo("  ".join([name, *(f"{key}={value}" for key, value in values.items())]))
     typer.echo(f"\nthe first of {len(planned.jobs)}:")
-    typer.echo("\n".join(summary_lines(first.plan, first.resolved, found.folder, found.command)))
+    typer.echo(shown.summary())
 
 
 def _points(sweep: Sweep) -> list[PointRow]:

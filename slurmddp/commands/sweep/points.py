@@ -9,14 +9,14 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from slurmddp.commands.rerun import prepare_again
 from slurmddp.errors import ExternalError, UserError
+from slurmddp.job.resolve import Request
 from slurmddp.launch.job_check.cluster import Cluster
-from slurmddp.launch.prepare import Prepared, Request, prepare
+from slurmddp.launch.prepare import Prepared, prepare
 from slurmddp.launch.problems import refuse_problems
 from slurmddp.launch.submit import Handed, submit
 from slurmddp.render.documents import job_yaml
@@ -149,10 +149,10 @@ def _refuse_many(count: int, many: bool) -> None:
         raise UserError(f"the sweep has {count} points, more than {MANY}", todo="to submit all of them, add --yes")
 
 
-def plan_sweep(asked: Request, points: Sequence[Point], at_most: int | None) -> Planned:
+def plan_sweep(request: Request, points: Sequence[Point], at_most: int | None) -> Planned:
     """Prepare and check the job of every point. Writes nothing. Raises UserError."""
-    asked = replace(asked, cluster=Cluster())  # Slurm is asked once for all points
-    first = prepare(replace(asked, options=[*asked.options, *_options(points[0])]))
+    cluster = Cluster()  # Slurm is asked once for all points
+    first = prepare(request.adding(*_options(points[0])), cluster=cluster)
     plan, job = first.plan, first.resolved.job
     if plan.scheduler != "slurm" and (at_most or 0) < len(points):
         raise UserError(
@@ -178,7 +178,7 @@ def plan_sweep(asked: Request, points: Sequence[Point], at_most: int | None) -> 
             queue = [f"--job-name={folder.name}-{index % at_most + 1}", "--dependency=singleton"]
             ours.append(("resources.sbatch_extra", [*extra, *queue], "--at-most"))
         try:
-            jobs[name] = prepare(replace(asked, options=[*asked.options, *_options(point, job.train.args), *ours]))
+            jobs[name] = prepare(request.adding(*_options(point, job.train.args), *ours), cluster=cluster)
             refuse_problems(jobs[name])
         except UserError as error:
             raise UserError(f"point {index + 1} of {len(points)} ({point.label}): {error}") from None

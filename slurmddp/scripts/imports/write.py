@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 from slurmddp.errors import UserError
 from slurmddp.job.job import Resources
+from slurmddp.job.resolve import Request
 from slurmddp.launch.named_file import JOB_SUFFIXES
-from slurmddp.launch.prepare import Request, job_name, prepare
+from slurmddp.launch.prepare import job_name, prepare
 from slurmddp.launch.schemas import schema_file
 from slurmddp.scripts.check.fix import fix_script
 from slurmddp.scripts.check.recorded import known_program, refine
@@ -136,7 +137,7 @@ def _judge(text: str, shown: str) -> tuple[list[str], list[str]]:
         path = Path(folder) / "job.yaml"
         path.write_text(text, encoding="utf-8")
         try:
-            prepare(Request(str(path), strict=False))
+            prepare(Request(str(path)), strict=False)
         except UserError as error:
             return [str(error).replace(str(path), shown)], []
         try:

@@ -12,12 +12,13 @@ import pytest
 
 import slurmddp.launch.job_check.rules  # noqa: F401 - registers them
 from slurmddp.cluster.client import Answer
-from slurmddp.commands.check.job import Offer, answer
+from slurmddp.commands.check.job import Offer, examine
 from slurmddp.errors import ExternalError
 from slurmddp.launch.job_check.cluster import Cluster, Nodes
 from slurmddp.launch.job_check.rule import RULES, Finding, Hit, Subject, check_job
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.quotas import Quota
+from slurmddp.launch.resumed import Resumed
 from slurmddp.scripts.check.rule import Rule, Severity
 from tests.helpers import LM_JOB, ROOT, SIF, Desk, plan_of
 
@@ -83,7 +84,7 @@ def check(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
 
 def prepared_of(desk: Desk, *options: str, inside: bool = False, save_seconds: float | None = None) -> Prepared:
     resolved = desk.resolve(LM_JOB, *options)
-    return Prepared(resolved, plan_of(resolved, desk.project, inside=inside), (), save_seconds)
+    return Prepared(resolved, plan_of(resolved, desk.project, inside=inside), Resumed(longest_save=save_seconds))
 
 
 def test_a_good_job_breaks_no_rule(check: Callable[..., list[Finding]]) -> None:
@@ -229,7 +230,7 @@ def test_the_page_lists_the_rules_and_the_keys(desk: Desk) -> None:
     if os.environ.get("SLURMDDP_UPDATE_GOLDEN"):
         page.write_text(f"{head}## Rules\n\n{table}\n## --json{rest.split('## --json')[1]}")
     assert rest.split("\n## --json")[0] == table
-    told = answer(prepared_of(desk), partitions=True, cluster=Cluster(Slurm())).as_dict()
+    told = examine(prepared_of(desk), partitions=True, cluster=Cluster(Slurm())).as_dict()
     keys = {key for key in told if key != "counts"} | {f"counts.{key}" for key in told["counts"]}
     keys |= {f"{group}[].{key}" for group in ("findings", "partitions") for key in told[group][0]}
     listed = set(re.findall(r"^\| `([^`]+)` \|", rest.split("## --json")[1], re.MULTILINE))
@@ -242,9 +243,9 @@ def _link(rule: Rule[Subject, Hit]) -> str:
 
 def test_without_slurm_the_rest_is_checked_and_the_answer_says_so(desk: Desk) -> None:
     cluster = Cluster(Slurm(frozenset({"scontrol", "sinfo", "sacctmgr", "sbatch"})))
-    found = answer(prepared_of(desk, "environment.NCCL_IB_DISABLE=1", "resources.nodes=2"), cluster=cluster)
+    found = examine(prepared_of(desk, "environment.NCCL_IB_DISABLE=1", "resources.nodes=2"), cluster=cluster)
     assert "slow-network" in {each.rule.id for each in found.findings} and found.start is None
-    assert found.silent == ["scontrol: it is not on this machine", "sbatch: it is not on this machine"]
+    assert found.not_checked == ["scontrol: it is not on this machine", "sbatch: it is not on this machine"]
 
 
 @pytest.mark.parametrize("hangs", [True, False])
@@ -254,8 +255,8 @@ def test_a_slurm_that_does_not_answer(desk: Desk, hangs: bool) -> None:
             raise ExternalError("sbatch did not finish within 20 s")
         return Answer(1, "", "slurm_load_partitions: Unable to contact slurm controller (connect failure)")
 
-    found = answer(prepared_of(desk), cluster=Cluster(down))
-    assert found.silent == [
+    found = examine(prepared_of(desk), cluster=Cluster(down))
+    assert found.not_checked == [
         "scontrol: slurm_load_partitions: Unable to contact slurm controller (connect failure)",
         "sbatch: sbatch did not finish within 20 s"
         if hangs
@@ -266,7 +267,7 @@ def test_a_slurm_that_does_not_answer(desk: Desk, hangs: bool) -> None:
 
 def test_the_start_and_the_partitions_by_their_start(desk: Desk) -> None:
     slurm = Slurm(trial={"main": STARTS.format("09"), "cores": "allocation failure: Requested node configuration"})
-    found = answer(prepared_of(desk), partitions=True, cluster=Cluster(slurm))
+    found = examine(prepared_of(desk), partitions=True, cluster=Cluster(slurm))
     assert found.start == "2026-11-23T12:00:09"
     assert found.offers == [  # `closed` is not up
         Offer("main", "2026-11-23T12:00:09", None),
@@ -297,7 +298,7 @@ def test_the_script_is_read(desk: Desk) -> None:
     text += "torch.save({'opt': opt.state_dict(), 'step': 1}, 'out/last.pt')\n"
     script = desk.write("project/train.py", text)
     options = (f"train.script={script}", "train.task=null", "train.data={}", "train.model={}")
-    told = answer(prepared_of(desk, *options), cluster=Cluster(Slurm())).as_dict()["script"]
+    told = examine(prepared_of(desk, *options), cluster=Cluster(Slurm())).as_dict()["script"]
     assert {each["key"]: each["value"] for each in told["proposals"]} == {
         "train.resume_args": ["--resume", "{checkpoint}"],
         "checkpoint.watch": ["out"],
@@ -307,9 +308,9 @@ def test_the_script_is_read(desk: Desk) -> None:
     page = set(re.findall(r"^\| `script\.([^`]+)` \|", (ROOT / "docs/check-job.md").read_text(), re.MULTILINE))
     assert page == {*told, *(f"facts.NAME.{key}" for key in told["facts"]["loads"])}
     known = ("train.resume_args=[--resume, x]", "checkpoint.watch=[out]")
-    told = answer(prepared_of(desk, *options, *known), cluster=Cluster(Slurm())).as_dict()["script"]
+    told = examine(prepared_of(desk, *options, *known), cluster=Cluster(Slurm())).as_dict()["script"]
     assert told["proposals"] == [] and not any("resume_args" in each["text"] for each in told["sentences"])
 
 
 def test_a_task_has_no_script(desk: Desk) -> None:
-    assert answer(prepared_of(desk), cluster=Cluster(Slurm())).as_dict()["script"] is None
+    assert examine(prepared_of(desk), cluster=Cluster(Slurm())).as_dict()["script"] is None

@@ -11,7 +11,7 @@ from slurmddp.errors import UserError
 from slurmddp.job.document import read_text
 from slurmddp.job.job import Job
 from slurmddp.job.layers import Layered, adding_lists, merge
-from slurmddp.job.resolve import Sources, environment_layer, resolve
+from slurmddp.job.resolve import Request, environment_layer, resolve
 from slurmddp.job.validate import origin_of
 from slurmddp.report.explain import explain
 from slurmddp.sites.catalogue import Catalogue, config_files
@@ -109,13 +109,14 @@ def full(desk: Desk) -> Callable[..., object]:
     def make(top: str) -> tuple[str | None, list[str], str]:
         order = ["site", "etc", "user", "job", "environment", "command line"]
         reached = order[: order.index(top) + 1]
-        sources = Sources(
+        variables = {**desk.environment, "SLURMDDP_RESOURCES__ACCOUNT": "environment"}
+        request = Request(
             job if "job" in reached else bare,
-            [("resources.account", "command line", "--account")] if "command line" in reached else [],
-            {**desk.environment, "SLURMDDP_RESOURCES__ACCOUNT": "environment"} if "environment" in reached else {},
-            [files[name] for name in ("etc", "user") if name in reached],
+            options=[("resources.account", "command line", "--account")] if "command line" in reached else [],
+            environment=variables if "environment" in reached else {},
         )
-        found = resolve(sources, Catalogue(desk.environment).load, lambda: None, strict=False)
+        configured = [files[name] for name in ("etc", "user") if name in reached]
+        found = resolve(request, configured, Catalogue(desk.environment).load, lambda: None, strict=False)
         return found.job.resources.account, list(found.job.setup), found.location("resources", "account")
 
     return make

@@ -16,7 +16,7 @@ from slurmddp.launch.job_check.rule import Hit, Subject, rule
 )
 def stop_lead(subject: Subject) -> Iterator[Hit]:
     prepared = subject.prepared
-    lead, save, beside = prepared.plan.stop_lead, prepared.save_seconds, BESIDE_THE_SAVE
+    lead, save, beside = prepared.plan.stop_lead, prepared.resumed.longest_save, BESIDE_THE_SAVE
     if lead and save and lead < save + beside:
         told = f"ranks get {lead} s before the time limit, and the longest save of the resumed runs took {save:.0f} s"
         yield Hit(subject.where("timeouts.stop"), told, f"set timeouts.stop to {2 * save + beside:.0f} or more")
