@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 import sysconfig
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -24,6 +25,8 @@ from slurmddp.launch.prepare import job_name
 from slurmddp.launch.python_environment import Environment, environments_here
 from slurmddp.launch.schemas import schema_file, schema_path
 from slurmddp.launch.this_machine import count_gpus
+from slurmddp.program.facts import Answer
+from slurmddp.program.read import is_training_program
 from slurmddp.render.engine import render
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.sites.draft.choose import Made, address, choose_site
@@ -31,47 +34,31 @@ from slurmddp.sites.draft.live import look
 from slurmddp.sites.draft.write import Target
 from slurmddp.styled import labelled
 
-#: Python files that are read, and bytes of each: a folder may be a home.
-_FILES, _BYTES = 300, 256 * 1024
+#: Python files that are read: a folder may be a home.
+_FILES, _SECONDS = 300, 20.0
 _NOT_TRAINING = re.compile(r"test_.*|.*_test|conftest|setup|__init__|.*config.*")
-_LIBRARY = re.compile(
-    r"^\s*(?:import|from)\s+(?:torch|lightning|pytorch_lightning|accelerate|transformers)\b", re.MULTILINE
-)
-#: What a script has that trains, and a module of it may lack.
-_TRAINS = (
-    re.compile(r"\.backward\(|\bTrainer\(|\.fit\("),
-    re.compile(
-        r"init_process_group|DistributedDataParallel|fully_shard|FullyShardedDataParallel|Accelerator\(|Fabric\("
-    ),
-    re.compile(r"__name__\s*==\s*['\"]__main__['\"]"),
-)
 
 
 def training_scripts(folder: Path) -> list[str]:
-    """Return the scripts in this folder and those in it that train with torch, relative, the likeliest first."""
-    scores = {path: _score(folder / path) for path in _python_files(folder)}
-    found = [path for path, score in scores.items() if score > 1]
-    return sorted(found, key=lambda path: (-scores[path], "train" not in Path(path).stem, path.count(os.sep), path))
+    """Return the scripts in this folder and those in it that train, relative, the likeliest first.
+
+    Without any that surely does, those that perhaps do.
+    """
+    until = time.monotonic() + _SECONDS
+    found: dict[Answer, list[str]] = {answer: [] for answer in Answer}
+    for path in _python_files(folder):
+        if time.monotonic() < until:
+            found[is_training_program(str(folder / path), [str(folder)])].append(path)
+    scripts = found[Answer.YES] or found[Answer.UNKNOWN]
+    return sorted(scripts, key=lambda path: ("train" not in Path(path).stem, path.count(os.sep), path))
 
 
 def _python_files(folder: Path) -> Iterator[str]:
-    seen = 0
-    for pattern in ("*.py", "[!.]*/*.py"):
-        for path in sorted(folder.glob(pattern)):
-            if seen == _FILES:
-                return
-            if not _NOT_TRAINING.fullmatch(path.stem) and path.parent.name not in ("tests", "test"):
-                seen += 1
-                yield str(path.relative_to(folder))
-
-
-def _score(path: Path) -> int:
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            text = file.read(_BYTES)
-    except OSError:
-        return 0
-    return sum(bool(pattern.search(text)) for pattern in (_LIBRARY, *_TRAINS)) if _LIBRARY.search(text) else 0
+    files = sorted(path for pattern in ("*.py", "[!.]*/*.py") for path in folder.glob(pattern))
+    named = [
+        each for each in files if not _NOT_TRAINING.fullmatch(each.stem) and each.parent.name not in ("tests", "test")
+    ]
+    return (str(path.relative_to(folder)) for path in named[:_FILES])
 
 
 def images(folder: Path) -> list[str]:

@@ -21,7 +21,7 @@ def load(data: bytes) -> Any:
     """Return the value of a pickle. Raises ValueError, IndexError or KeyError if it is damaged or has anything else."""
     stack: list[Any] = []
     marks: list[int] = []  # where the stack was at each open mark
-    memo: dict[int, Any] = {}
+    memo: dict[Any, Any] = {}
     for number, (operation, value, _) in enumerate(genops(data)):
         name = operation.name
         if number == _MOST:
