@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import time
-from typing import Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
 from slurmddp.records import json_lines
 from slurmddp.records.events import Event
@@ -168,7 +168,7 @@ class Requeue(Never):
         told = json_lines.dump(Event(HoldReleased(), None, self.attempt, self._id, self._host).write()).decode()
         nodes = os.environ.get("SLURM_JOB_NODELIST", "")
         words = [self._job, str(self._restarts), " ".join(excluded), nodes, events, told]
-        apart = {"start_new_session": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}  # type: Any
+        apart: Any = {"start_new_session": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self._loop.start([sys.executable, "-I", "-c", _RELEASE, *words], env, "tool", **apart)
 
 
