@@ -24,7 +24,8 @@ from torch import nn
 
 from slurmddp.runtime import environment, world
 from slurmddp.runtime.checkpoint import state
-from slurmddp.runtime.checkpoint.writer import Saved, Writer
+from slurmddp.runtime.checkpoint.saving import Saved
+from slurmddp.runtime.checkpoint.writer import Writer
 
 
 def main(folder: Path, size: int, pairs: int) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from slurmddp.runtime.library.checkpointer import Checkpointer
     from slurmddp.runtime.library.sampler import GlobalSampler, mean_over_ranks
     from slurmddp.runtime.library.setup import distributed
-    from slurmddp.runtime.library.stopping import should_stop
+    from slurmddp.runtime.library.shared import should_stop
     from slurmddp.runtime.measure.meter import Meter
     from slurmddp.runtime.measure.timing import StepTimer
 
@@ -47,7 +47,7 @@ _MODULES = {
     "distributed": "library.setup",
     "ignore_signals": "data.loading",
     "mean_over_ranks": "library.sampler",
-    "should_stop": "library.stopping",
+    "should_stop": "library.shared",
 }
 
 

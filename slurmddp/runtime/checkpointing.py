@@ -3,8 +3,9 @@
 import time
 from collections.abc import Sequence
 
-from slurmddp.runtime.checkpoint import messages
-from slurmddp.runtime.checkpoint.writer import Failed, Saved, Writer
+from slurmddp.runtime.checkpoint import reader
+from slurmddp.runtime.checkpoint.saving import Failed, Saved
+from slurmddp.runtime.checkpoint.writer import Writer
 from slurmddp.runtime.errors import RuntimeFailure
 from slurmddp.runtime.evaluation import share_buffers
 from slurmddp.runtime.parallel.replicas import Agreement
@@ -100,7 +101,7 @@ class Checkpointing:
             raise RuntimeFailure(f"the last state, of step {step}, could not be written (see above)", shared=True)
 
     def _report(self, results: Sequence[Saved | Failed]) -> None:
-        for failed in messages.ended(self._session, results):
+        for failed in reader.ended(self._session, results):
             if not failed.older:
                 self.lost = self.lost or failed.message
         for result in results:

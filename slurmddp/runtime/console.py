@@ -20,7 +20,6 @@ class Console:
                 print(text, flush=True)
 
     def warn(self, text: str) -> None:
-        """The same on stderr."""
         if self._enabled:
             with contextlib.suppress(OSError, ValueError):
                 print(f"warning: {text}", file=sys.stderr, flush=True)
@@ -38,7 +37,6 @@ class Speed:
         self._all_steps = 0
 
     def add(self, samples: int, targets: int) -> None:
-        """Count one step."""
         self._samples += samples
         self._targets += targets
         self._steps += 1

@@ -7,7 +7,7 @@ from itertools import chain
 from slurmddp.records.events import keys_of
 from slurmddp.records.marker import DONE, STOPPED, Marker
 from slurmddp.records.rank_events import Finished, Stopping
-from slurmddp.runtime import console, schedule
+from slurmddp.runtime import console, optimizer
 from slurmddp.runtime.checkpointing import Checkpointing
 from slurmddp.runtime.data.loading import Micro
 from slurmddp.runtime.environment import Environment
@@ -143,7 +143,7 @@ class Trainer:
         with collector(train.gc_every) as collect:
             for step in range(start.step + 1, self._steps + 1):
                 watch.enter("step", step)
-                rate = session.rate * schedule.ratio(train.schedule, step - 1, self._steps)
+                rate = session.rate * optimizer.ratio(train.schedule, step - 1, self._steps)
                 outcome = session.stepper.run(
                     micros, step=step, rate=rate, flags=self._flags(), before_update=self._checkpointing.before_update
                 )

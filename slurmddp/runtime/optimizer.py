@@ -1,11 +1,13 @@
-"""The optimizer from the job's description."""
+"""The optimizer from the job's description, and its learning rate: a function of the step, so nothing to save."""
 
+import math
 from typing import Any
 
 import torch
 from torch import nn
 
-from slurmddp.runtime.job import Optimizer
+from slurmddp.runtime.errors import UserError
+from slurmddp.runtime.job import Optimizer, Schedule
 
 
 def build(model: nn.Module, wanted: Optimizer) -> torch.optim.Optimizer:
@@ -40,3 +42,35 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of all parameters."""
     for group in optimizer.param_groups:
         group["lr"] = rate
+
+
+def ratio(schedule: Schedule, step: int, steps: int) -> float:
+    """Return the factor on the base learning rate for the update number `step` (the first is 0) of `steps`.
+
+    Rises linearly over `warmup` updates (the first already has 1/warmup), then falls from 1 to `min_ratio`
+    along a cosine or a line over the schedule's length, and stays there; `constant` stays at 1.
+    """
+    length = schedule.steps if schedule.steps is not None else steps
+    if step < schedule.warmup:
+        return (step + 1) / schedule.warmup
+    if schedule.kind == "constant":
+        return 1.0
+    progress = min(1.0, (step - schedule.warmup) / max(1, length - schedule.warmup))
+    shape = 0.5 * (1.0 + math.cos(math.pi * progress)) if schedule.kind == "cosine" else 1.0 - progress
+    return schedule.min_ratio + (1.0 - schedule.min_ratio) * shape
+
+
+def scaled(lr: float, rule: str, lr_batch: int | None, global_batch: int) -> float:
+    """Return the learning rate for `global_batch` samples, where `lr` was tuned for `lr_batch`.
+
+    `rule`: "linear" (as the batch grows, so does the rate: SGD), "sqrt" (as its root: Adam and its kin), or "none".
+    Raises UserError for a rule without lr_batch.
+    """
+    if rule == "none":
+        return lr
+    if lr_batch is None:
+        raise UserError(
+            f"train.optimizer.lr_batch is missing: lr_rule {rule} needs the global batch that lr was tuned for"
+        )
+    factor = global_batch / lr_batch
+    return lr * (factor if rule == "linear" else math.sqrt(factor))

@@ -1,17 +1,13 @@
 """Where a run continues: at the newest good checkpoint, or at step 0."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slurmddp.records.rank_events import WeightsLoaded
-from slurmddp.runtime.checkpoint import init_weights, messages, reader
-from slurmddp.runtime.checkpoint.reader import NOTHING_GOOD
+from slurmddp.runtime.checkpoint import init_weights, reader
 from slurmddp.runtime.data.order import window_origin
-from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.session import Session
-from slurmddp.shared.checkpoint import layout
 
 
 @dataclass(frozen=True)
@@ -57,18 +53,12 @@ def resume(session: Session) -> Position:
     no checkpoint is good.
     """
     here = session.world
-    own = session.folder.checkpoints
-    here.on_main(lambda: len(layout.remove_leftovers(own, here.attempt)))
-    roots = [own, *map(Path, session.job.resume_from)]
-    choice, rejected = messages.choose(here, session, roots)
+    choice, rejected = reader.find(here, session, session.folder.checkpoints, [*map(Path, session.job.resume_from)])
     if choice is None:
-        if rejected and session.job.resume_from:
-            raise UserError(NOTHING_GOOD, shared=True)
-        if rejected:
-            session.console.warn("no good checkpoint found: starting from the beginning")
         _load_given(session)
         return Position(0, 0, tuple(rejected))
-    _check(session, choice, Position(0, 0, ()).data_state(session, 0))
+    for remark in reader.check_data(choice, Position(0, 0, ()).data_state(session, 0)):
+        session.console.warn(remark)
     origin = window_origin(
         choice.data["samples"],
         saved=(choice.data["global_batch"], choice.data.get("by_length"), choice.data.get("origin", 0)),
@@ -79,7 +69,7 @@ def resume(session: Session) -> Position:
     todo = ". Restore train.model, or start a new run without --resume"
     reader.load(choice, session.trained, here, todo=todo)
     restored = reader.restore_randomness(choice, here, session.job.train.seed)
-    messages.resumed(session, here, choice, restored=restored)
+    reader.resumed(session, here, choice, restored=restored)
     return Position(choice.step, choice.data["samples"], tuple(rejected), origin)
 
 
@@ -95,8 +85,3 @@ def _load_given(session: Session) -> None:
     for remark in loaded.remarks:
         session.console.say(f"           {remark}")
     session.record(WeightsLoaded(str(loaded.path), loaded.tensors))
-
-
-def _check(session: Session, choice: reader.Choice, now: Mapping[str, Any]) -> None:
-    for remark in reader.check_data(choice, now):
-        session.console.warn(remark)

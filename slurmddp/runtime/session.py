@@ -9,7 +9,7 @@ from torch import nn
 
 from slurmddp.records.events import Facts
 from slurmddp.records.rank_events import Started
-from slurmddp.runtime import console, optimizer, randomness, schedule, tasks, world
+from slurmddp.runtime import console, optimizer, randomness, tasks, world
 from slurmddp.runtime.checkpoint.state import Trained
 from slurmddp.runtime.data import loading
 from slurmddp.runtime.data.order import SampleOrder
@@ -79,14 +79,8 @@ class Session:
     def order(self, origin: int) -> SampleOrder:
         """Return the order of the training samples; `origin`: the position from which windows by length count."""
         job, data = self.job, self.data
-        return loading.order(
-            data.task,
-            data.length,
-            job.train.seed,
-            total=job.batch.total,
-            by_length=job.batch.by_length,
-            origin=origin,
-        )
+        batches, total = job.batch.by_length, job.batch.total
+        return loading.order(data.task, data.length, job.train.seed, total=total, by_length=batches, origin=origin)
 
     def micro_batches(self, order: SampleOrder, *, first_step: int, position: int) -> Iterator[loading.Micro]:
         """Yield this rank's micro batches for the steps after `first_step`, from global `position` in the data on."""
@@ -123,7 +117,7 @@ def prepare(folder: RunFolder, job: Job, joined: world.World, events: Events, wa
     timer = StepTimer(joined.device)
     trained, together = _model(job, joined, data.task, timer)
     wanted = job.train.optimizer
-    rate = schedule.scaled(wanted.lr, wanted.lr_rule, wanted.lr_batch, job.batch.total)
+    rate = optimizer.scaled(wanted.lr, wanted.lr_rule, wanted.lr_batch, job.batch.total)
     watch.count(together.process_groups())
     stepper = Stepper(joined, data.task, together, trained, job, timer)
     return Session(folder, job, joined, events, say, watch, data, weights, rate, together, trained, timer, stepper)
@@ -164,8 +158,7 @@ def _data(job: Job, joined: world.World) -> Data:
     for node, length, fingerprint in seen:
         if [length, fingerprint] != seen[0][1:]:
             raise UserError(
-                f"the data differs between nodes: {node} sees {length} samples, fingerprint "
-                f"{fingerprint}; "
+                f"the data differs between nodes: {node} sees {length} samples, fingerprint {fingerprint}; "
                 f"{seen[0][0]} sees {seen[0][1]} samples, fingerprint {seen[0][2]}",
                 shared=True,
             )
@@ -191,16 +184,13 @@ def _weights(job: Job, joined: world.World, say: console.Console) -> batch.Weigh
     if not job.batch.weights:
         return None
     who = [(node, device) for node, device in joined.gather((joined.node, _device_name(joined)))]
+    listed = ", ".join(sorted({name for names in who for name in names}))
     for pattern in batch.unused_patterns(job.batch.weights, who):
-        say.warn(f"train.batch.weights: {pattern!r} matches no node and no device of this run: {_listed(who)}")
+        say.warn(f"train.batch.weights: {pattern!r} matches no node and no device of this run: {listed}")
     try:
         return batch.weights_of(job.batch.weights, who)
     except ValueError as error:
         raise UserError(f"train.batch.weights: {error}", shared=True) from error
-
-
-def _listed(who: list[tuple[str, str]]) -> str:
-    return ", ".join(sorted({name for names in who for name in names}))
 
 
 def _device_name(joined: world.World) -> str:

@@ -154,18 +154,22 @@ def start(environment: Environment, *, timeout: float) -> World:
         device, backend = torch.device("cpu"), "gloo"
     torch_private.meet_in_file()
     dist.init_process_group(backend, timeout=limit, **options)
+    return around(environment, device, limit)
+
+
+def around(env: Environment, device: torch.device, limit: datetime.timedelta = datetime.timedelta()) -> World:
+    """Return the world of a process group that exists; every rank has to call it."""
     # A wait here is mostly for somebody's disk, and gloo notices a peer that is gone without any limit.
-    patient = max(limit, datetime.timedelta(minutes=30))
-    coordination = dist.new_group(backend="gloo", timeout=patient)
+    coordination = dist.new_group(backend="gloo", timeout=max(limit, datetime.timedelta(minutes=30)))
     assert coordination is not None  # None is for ranks outside the group; all are in it.
     return World(
-        rank=environment.rank,
-        size=environment.world,
-        local_rank=environment.local_rank,
-        node=environment.node,
-        attempt=environment.attempt,
+        rank=dist.get_rank(),
+        size=dist.get_world_size(),
+        local_rank=env.local_rank,
+        node=env.node,
+        attempt=env.attempt,
         device=device,
-        backend=backend,
+        backend=dist.get_backend(),
         coordination=coordination,
     )
 

@@ -20,7 +20,8 @@ from torch import nn
 
 from slurmddp.runtime import world as worlds
 from slurmddp.runtime.checkpoint import shards, state
-from slurmddp.runtime.checkpoint.writer import Failed, Saved, Writer
+from slurmddp.runtime.checkpoint.saving import Failed, Saved
+from slurmddp.runtime.checkpoint.writer import Writer
 from slurmddp.runtime.world import World
 from slurmddp.shared.checkpoint import layout
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from slurmddp.runtime import randomness
 from slurmddp.runtime.checkpoint import reader, shards, state
-from slurmddp.runtime.checkpoint.writer import Saved
+from slurmddp.runtime.checkpoint.saving import Saved
 from slurmddp.runtime.world import World
 from slurmddp.shared.checkpoint import layout
 

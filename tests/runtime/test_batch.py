@@ -166,7 +166,6 @@ def test_what_needs_no_torch_imports_none() -> None:
         "runtime.environment",
         "runtime.errors",
         "runtime.journal",
-        "runtime.schedule",
         "runtime.watch.stop",
         "runtime.watch.marker",
     ]

@@ -18,9 +18,8 @@ from torch.distributed import distributed_c10d
 
 from slurmddp.doctor.diagnose import Examination
 from slurmddp.doctor.sources import read_path
-from slurmddp.runtime.observe import recorder
-from slurmddp.runtime.observe.beats import Beat
-from slurmddp.runtime.observe.blame import Verdict, blame
+from slurmddp.runtime.observe import hangs
+from slurmddp.runtime.observe.beats import Beat, Verdict, blame
 from slurmddp.runtime.observe.ddp_times import DdpTimes, Times
 from slurmddp.runtime.observe.shares import Spent, line_seconds
 
@@ -370,15 +369,15 @@ def test_the_recorder_of_the_backend_in_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "rank-00000.pickle"
-    assert recorder.dump(path) == RECORDER and (not RECORDER or path.read_bytes()[:1] == b"\x80")
-    assert not recorder.dump(tmp_path / "missing/rank-00000.pickle")
+    assert hangs.dump_recorder(path) == RECORDER and (not RECORDER or path.read_bytes()[:1] == b"\x80")
+    assert not hangs.dump_recorder(tmp_path / "missing/rank-00000.pickle")
     assert ("no dump of the flight recorder: FileNotFoundError" in capfd.readouterr().err) == RECORDER
     monkeypatch.setattr(type(distributed_c10d._world), "pg_map", {0: ("cpu:gloo,cuda:nccl", None)})
     nccl = torch._C._distributed_c10d
     monkeypatch.setattr(nccl, "_dump_nccl_trace", lambda includeStackTraces: b"nccl", raising=False)
-    assert recorder.dump(path) and path.read_bytes() == b"nccl"
+    assert hangs.dump_recorder(path) and path.read_bytes() == b"nccl"
     monkeypatch.delattr(nccl, "_dump_nccl_trace")
-    assert not recorder.dump(path), "a torch without NCCL"
+    assert not hangs.dump_recorder(path), "a torch without NCCL"
 
 
 def beat(*, step: int = 5, late: bool = True, gone: bool = False, **groups: int) -> Beat:

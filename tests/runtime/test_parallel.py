@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from slurmddp.runtime import job, optimizer, schedule
+from slurmddp.runtime import job, optimizer
 from slurmddp.runtime.checkpoint import shards, state
 from slurmddp.runtime.checkpoint.staging import Staging
 from slurmddp.runtime.errors import UserError
@@ -512,8 +512,8 @@ def test_groups_are_those_of_torchs_mesh(ranks: Ranks) -> None:
 
 
 def test_the_learning_rate_follows_the_batch() -> None:
-    assert schedule.scaled(0.1, "linear", 256, 1024) == pytest.approx(0.4)
-    assert schedule.scaled(0.1, "sqrt", 256, 1024) == pytest.approx(0.2)
-    assert schedule.scaled(0.1, "none", None, 1024) == 0.1
+    assert optimizer.scaled(0.1, "linear", 256, 1024) == pytest.approx(0.4)
+    assert optimizer.scaled(0.1, "sqrt", 256, 1024) == pytest.approx(0.2)
+    assert optimizer.scaled(0.1, "none", None, 1024) == 0.1
     with pytest.raises(UserError, match="lr_batch is missing"):
-        schedule.scaled(0.1, "linear", None, 1024)
+        optimizer.scaled(0.1, "linear", None, 1024)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from slurmddp.records.rank_events import LinksProbed
-from slurmddp.runtime import console, environment, schedule, tasks, world
+from slurmddp.runtime import console, environment, optimizer, tasks, world
 from slurmddp.runtime.data import loading
 from slurmddp.runtime.data.order import SampleOrder
 from slurmddp.runtime.errors import UserError
@@ -36,11 +36,11 @@ from .harness import place
 @pytest.mark.parametrize(("kind", "middle", "end"), [("cosine", 0.55, 0.1), ("linear", 0.55, 0.1), ("constant", 1, 1)])
 def test_schedule(kind: Any, middle: float, end: float) -> None:
     wanted = Schedule(kind, warmup=10, min_ratio=0.1, steps=None)
-    assert [schedule.ratio(wanted, step, 110) for step in (0, 4, 9)] == [0.1, 0.5, 1.0]
-    assert schedule.ratio(wanted, 10, 110) == 1.0
-    assert schedule.ratio(wanted, 60, 110) == pytest.approx(middle)
-    assert schedule.ratio(wanted, 110, 110) == schedule.ratio(wanted, 1000, 110) == pytest.approx(end)
-    assert schedule.ratio(Schedule(kind, 0, 0.1, 20), 0, 5) == 1.0
+    assert [optimizer.ratio(wanted, step, 110) for step in (0, 4, 9)] == [0.1, 0.5, 1.0]
+    assert optimizer.ratio(wanted, 10, 110) == 1.0
+    assert optimizer.ratio(wanted, 60, 110) == pytest.approx(middle)
+    assert optimizer.ratio(wanted, 110, 110) == optimizer.ratio(wanted, 1000, 110) == pytest.approx(end)
+    assert optimizer.ratio(Schedule(kind, 0, 0.1, 20), 0, 5) == 1.0
 
 
 def test_events_are_lines_of_json(tmp_path: Path) -> None:

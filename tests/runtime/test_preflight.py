@@ -22,8 +22,7 @@ from slurmddp.runtime import signing
 from slurmddp.runtime.preflight import node as node_side
 from slurmddp.runtime.preflight import node_settings
 from slurmddp.runtime.preflight.checks import devices, folders, packages
-from slurmddp.runtime.preflight.judge import Report, judge
-from slurmddp.runtime.preflight.pairs import partners
+from slurmddp.runtime.preflight.judge import Report, judge, partners
 from slurmddp.runtime.preflight.protocol import answers_with_name, meet
 
 from .harness import PATIENCE, ROOT, free_port

@@ -18,7 +18,7 @@ from slurmddp.runtime.data.order import SampleOrder
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.evaluation import evaluate
 from slurmddp.runtime.measure.timing import StepTimer
-from slurmddp.runtime.parallel.buckets import BucketSums, OnBucket
+from slurmddp.runtime.parallel.replicating import BucketSums, OnBucket
 from slurmddp.runtime.parallel.wrap import wrap
 from slurmddp.runtime.step import Outcome, StepFlags, Stepper
 from slurmddp.runtime.tasks.protocol import Loss

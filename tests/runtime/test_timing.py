@@ -20,7 +20,7 @@ from slurmddp.runtime.housekeeping import collector
 from slurmddp.runtime.measure import cards, meter, peak, timing
 from slurmddp.runtime.measure.meter import Meter
 from slurmddp.runtime.measure.timing import DeviceClock, HostClock, StepTimer
-from slurmddp.runtime.parallel.buckets import BucketSums
+from slurmddp.runtime.parallel.replicating import BucketSums
 from slurmddp.runtime.world import World
 
 from .harness import Ranks

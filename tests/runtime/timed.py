@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from slurmddp.runtime.measure.straggler_detection import Notice
 from slurmddp.runtime.measure.stragglers import Stragglers
 from slurmddp.runtime.measure.timing import BACKWARD, DATA, FORWARD, OPTIMIZER, StepTimer
-from slurmddp.runtime.parallel.buckets import BucketSums
+from slurmddp.runtime.parallel.replicating import BucketSums
 from slurmddp.runtime.world import World
 
 

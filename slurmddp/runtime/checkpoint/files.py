@@ -31,7 +31,6 @@ class HashedFile(io.RawIOBase):
         self._error: OSError | None = None
 
     def writable(self) -> bool:
-        """True."""
         return True
 
     def write(self, content: Any) -> int:

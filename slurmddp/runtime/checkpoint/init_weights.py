@@ -85,7 +85,14 @@ def load_given(path: Path | str, model: nn.Module, *, verify: bool = True) -> Gi
         sizes = {name: tuple(value.shape) for name, value in tensors.items()}
         types = {name: value.dtype for name, value in tensors.items()}
     names, remarks = _fitting(sizes, targets, checkpoint=source.is_dir())
-    _check(source, {new: sizes[old] for new, old in names.items()}, targets)
+    shapes = {name: tuple(value.shape) for name, value in targets.items()}
+    found = state.differences(
+        shapes, {new: sizes[old] for new, old in names.items()}, there="there", here="in the model"
+    )
+    if found:
+        raise UserError(
+            f"train.init_from: {source} does not fit the model: {found}. Change train.model, or use other weights"
+        )
     other = sorted({str(types[old]).removeprefix("torch.") for new, old in names.items()
                     if types[old] != targets[new].dtype})  # fmt: skip
     if other:
@@ -122,12 +129,3 @@ def _bare(name: str) -> str:
     while name.startswith("module."):
         name = name.removeprefix("module.")
     return name
-
-
-def _check(source: Path, given: Mapping[str, tuple[int, ...]], targets: Mapping[str, torch.Tensor]) -> None:
-    wanted = {name: tuple(value.shape) for name, value in targets.items()}
-    found = state.differences(wanted, given, there="there", here="in the model")
-    if found:
-        raise UserError(
-            f"train.init_from: {source} does not fit the model: {found}. Change train.model, or use other weights"
-        )

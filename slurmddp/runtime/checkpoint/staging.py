@@ -60,7 +60,6 @@ class Staging:
             self._gpu.hold()
 
     def wait(self) -> None:
-        """Wait until all copies are there."""
         if self._gpu is not None:
             self._gpu.wait()
 

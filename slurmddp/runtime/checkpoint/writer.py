@@ -21,8 +21,6 @@ from slurmddp.runtime.checkpoint.staging import Staging
 from slurmddp.runtime.watch.process_exit import say
 from slurmddp.runtime.world import World
 
-__all__ = ["Failed", "Saved", "Writer"]
-
 # A wait here is for somebody's disk, and gloo notices a peer that is gone without any limit.
 _TIMEOUT = datetime.timedelta(minutes=60)
 
@@ -83,7 +81,6 @@ class Writer:
 
     @property
     def busy(self) -> bool:
-        """Return whether a save is under way."""
         return self._thread is not None and self._thread.is_alive()
 
     def prepare(self, trained: state.Trained) -> None:
@@ -175,7 +172,6 @@ class Writer:
         self._plan = self._staging = self._signature = None
 
     def _run(self, task: saving.Task, stall: list[float]) -> None:
-        """Run in the thread."""
         ended = saving.save(self._place, task)
         with self._lock:
             if isinstance(ended, Saved):
@@ -184,7 +180,6 @@ class Writer:
 
 
 def _signature(tensors: Mapping[str, torch.Tensor]) -> list[object]:
-    """Return what a plan depends on."""
     return [
         (name, tuple(value.shape), value.dtype, str(getattr(value, "placements", None)))
         for name, value in tensors.items()

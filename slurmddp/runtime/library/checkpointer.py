@@ -12,14 +12,13 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import nn
 
-from slurmddp.runtime.checkpoint import messages, state
-from slurmddp.runtime.checkpoint.reader import NOTHING_GOOD
-from slurmddp.runtime.checkpoint.writer import Failed, Writer
+from slurmddp.runtime.checkpoint import reader, state
+from slurmddp.runtime.checkpoint.saving import Failed
+from slurmddp.runtime.checkpoint.writer import Writer
 from slurmddp.runtime.environment import earlier_checkpoints
 from slurmddp.runtime.errors import RuntimeFailure, UserError
 from slurmddp.runtime.evaluation import share_buffers
-from slurmddp.runtime.library import param_groups, restoring, shared
-from slurmddp.shared.checkpoint import layout
+from slurmddp.runtime.library import restoring, shared
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -139,14 +138,9 @@ class Checkpointer:
         """
         world = self._world
         self._shared.enter("start")
-        world.on_main(lambda: len(layout.remove_leftovers(self._root, world.attempt)))
-        choice, rejected = messages.choose(world, self._shared, [self._root, *self._older])
+        choice, rejected = reader.find(world, self._shared, self._root, self._older)
         self._rejected += rejected
         if choice is None:
-            if rejected and self._older:
-                raise UserError(NOTHING_GOOD, shared=True)
-            if rejected:
-                self._shared.console.warn("no good checkpoint found: starting from the beginning")
             return None
         restoring.adopt(self._shared, world, self._trained, self._sampler, choice)
         self._last = choice.step
@@ -285,7 +279,7 @@ class Checkpointer:
             "global_batch": (position or {}).get("global_batch"),
             "samples": (position or {}).get("samples"),
             "optimizer": type(self._trained.optimizer).__name__,
-            "groups": param_groups.options(self._trained.optimizer),
+            "groups": restoring.groups_of(self._trained.optimizer),
             "sampler": position,
             "extra": dict(extra),
         }
@@ -295,28 +289,22 @@ class Checkpointer:
             raise UserError(f"extra state must be JSON values: {error}") from error
 
     def _settle(self) -> list[Failed]:
-        """Wait for what is being written, and say how it went. Returns the failures since the last call: the same on
-        all ranks.
-        """
-        self._failed += messages.ended(self._shared, self._writer.finish())
+        """Wait for what is being written. Returns the failures since the last call, the same on all ranks."""
+        self._failed += reader.ended(self._shared, self._writer.finish())
         failed, self._failed = self._failed, []
         return failed
 
     def _poll(self) -> None:
         """Say what has been written meanwhile. Ranks learn of it some steps apart, so nothing follows from it yet."""
-        self._failed += messages.ended(self._shared, self._writer.poll())
+        self._failed += reader.ended(self._shared, self._writer.poll())
 
 
 class Sized(Protocol[T_co]):
     """A loader: its batches, and how many there are."""
 
-    def __iter__(self) -> Iterator[T_co]:
-        """The batches of an epoch."""
-        ...
+    def __iter__(self) -> Iterator[T_co]: ...
 
-    def __len__(self) -> int:
-        """Their number."""
-        ...
+    def __len__(self) -> int: ...
 
 
 class Followed(Generic[T]):

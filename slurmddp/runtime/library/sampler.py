@@ -10,6 +10,7 @@ import torch.distributed as dist
 from slurmddp.runtime.data.loading import training_lists
 from slurmddp.runtime.data.order import SampleOrder
 from slurmddp.runtime.errors import UserError
+from slurmddp.runtime.measure.meter import reduction_device
 from slurmddp.shared import batch
 
 
@@ -243,8 +244,7 @@ def mean_over_ranks(total: torch.Tensor, count: torch.Tensor | float) -> torch.T
     if not dist.is_available() or not dist.is_initialized():
         return total / count
     # Under gloo the host's memory is as good, and the GPU's may not be possible.
-    device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend() else torch.device("cpu")
-    counts = torch.as_tensor(count, dtype=torch.float64).detach().to(device, copy=True)
+    counts = torch.as_tensor(count, dtype=torch.float64).detach().to(reduction_device(), copy=True)
     dist.all_reduce(counts)
     return total * (dist.get_world_size() / counts).to(total.device)
 

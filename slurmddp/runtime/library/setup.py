@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch.distributed as dist
 
@@ -56,7 +57,8 @@ def distributed(*, timeout: float = 600, backend: str | None = None) -> Iterator
     try:
         env = shared.rank_environment()
         _end_if_over(folder, env)
-        watch = _watch(folder, env)
+        watch = Watch(env, shared.stop_of(env), over=partial(_is_over, folder, env))
+        signals.take(watch)  # before the ranks meet
         joined = shared.join(env, timeout=timeout, backend=backend)
         watch.enter("start", 0)
         events = shared.events_of(env)
@@ -77,13 +79,6 @@ def distributed(*, timeout: float = 600, backend: str | None = None) -> Iterator
         raise ending
 
 
-def _watch(folder: RunFolder | None, env: Environment) -> Watch:
-    """Take signals, before the ranks meet."""
-    watch = Watch(env, shared.stop_of(env), over=lambda: _is_over(folder, env))
-    signals.take(watch)
-    return watch
-
-
 def _is_over(folder: RunFolder | None, env: Environment) -> bool:
     return folder is not None and marker.ended(folder.marker(env.attempt))
 
@@ -97,7 +92,6 @@ def _end_if_over(folder: RunFolder | None, env: Environment) -> None:
 
 
 def _finish(now: shared.Shared, folder: RunFolder | None) -> None:
-    """A clean end; every rank comes env."""
     for finish in now.finishing:
         finish()
     now.enter("end")

@@ -3,7 +3,6 @@
 `distributed` makes it; where a script has made its process group itself, it is made around that one.
 """
 
-import dataclasses
 import datetime
 import os
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from slurmddp.runtime.console import Console
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.library import signals
+from slurmddp.runtime.measure.meter import reduction_device
 from slurmddp.runtime.watch.failures import ProgressFile
 from slurmddp.runtime.watch.stop import Stop
 from slurmddp.runtime.watch.watch import Watch
@@ -52,7 +52,6 @@ class Shared:
 
     @property
     def console(self) -> Console:
-        """Rank 0's."""
         return Console(self.world.is_main)
 
     def enter(self, phase: str, step: int | None = None) -> None:
@@ -69,9 +68,7 @@ class Shared:
             self.events.write(facts)
 
     def agree(self, *flags: bool) -> list[bool]:
-        """Return each flag that any rank has set. A small collective on the host: a fraction of a millisecond; no GPU
-        waits.
-        """
+        """Return each flag that any rank has set: a collective on the host, a fraction of a millisecond."""
         if self.world.size == 1:
             return list(flags)
         facts = torch.tensor([int(flag) for flag in flags])
@@ -95,7 +92,6 @@ _now: Shared | None = None
 
 
 def use(made: Shared | None) -> None:
-    """Let all pieces in this process use it."""
     global _now
     _now = made
 
@@ -118,7 +114,7 @@ def get() -> Shared:
         alone()
     stop = stop_of(env)
     signals.note(stop, env.rank, env.node)
-    made = Shared(around(env), stop, events=events_of(env))
+    made = Shared(world.around(env, reduction_device()), stop, events=events_of(env))
     use(made)
     return made
 
@@ -175,7 +171,7 @@ def join(env: Environment, *, timeout: float, backend: str | None) -> World:
         dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout))
     else:
         alone(backend)
-    return dataclasses.replace(around(env), device=device)
+    return world.around(env, device)
 
 
 def alone(backend: str | None = None) -> None:
@@ -184,19 +180,33 @@ def alone(backend: str | None = None) -> None:
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
-def around(env: Environment) -> World:
-    """Return the world of a process group that exists. Every rank has to call it."""
-    backend = dist.get_backend()
-    on_gpu = "nccl" in backend
-    coordination = dist.new_group(backend="gloo")
-    assert coordination is not None  # None is for ranks outside the group; all are in it.
-    return World(
-        rank=dist.get_rank(),
-        size=dist.get_world_size(),
-        local_rank=env.local_rank,
-        node=env.node,
-        attempt=env.attempt,
-        device=torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu"),
-        backend=backend,
-        coordination=coordination,
-    )
+def should_stop() -> bool:
+    """Return whether any rank was asked to stop, by the run's stop file, SIGTERM, SIGUSR1 or SIGUSR2.
+
+    The answer is the same on every rank, and every rank must call it at the same point, once per step. If it is true,
+    save a checkpoint and exit. Once true, it stays true.
+
+    >>> from slurmddp.runtime import distributed, should_stop
+    >>> import os, signal
+    >>> with distributed():
+    ...     for step in range(1, 100):
+    ...         if step == 3:
+    ...             os.kill(os.getpid(), signal.SIGUSR1)
+    ...         if should_stop():
+    ...             print("save here, at step", step)
+    ...             break  # doctest: +ELLIPSIS
+    stopping   SIGUSR1 received by rank 0 on ...
+    save here, at step 3
+
+    It costs an all-reduce of one number over gloo on the host: some tenths of a millisecond. No GPU waits for it, but
+    the hosts of the ranks wait for each other. (Checkpointer.after asks, too, in the all-reduce that it needs anyway.)
+    One rank per node checks for the stop file, $SLURMDDP_STOP_FILE, at most once a second.
+
+    Without `distributed`, signals count from the first call of any function of this library, except those that the
+    script handles itself. Then the process group must exist already, unless the process is alone.
+    """
+    now = get()
+    if now.stopped is not None:
+        return True
+    now.enter("step", now.step)
+    return now.agree_to_stop()[0]

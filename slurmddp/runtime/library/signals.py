@@ -15,7 +15,9 @@ _hooked = False
 
 def take(watch: Watch) -> None:
     """Let `watch` note the signals, from the main thread only."""
-    _remember(*SIGNALS)
+    for number in SIGNALS:
+        _before.setdefault(number, signal.getsignal(number))
+    _hook()
     watch.install(parent="TORCHELASTIC_RUN_ID" in os.environ)
 
 
@@ -44,12 +46,6 @@ def give_back() -> None:
         number, handler = _before.popitem()
         signal.signal(number, handler)
     signal.set_wakeup_fd(-1)
-
-
-def _remember(*numbers: int) -> None:
-    for number in numbers:
-        _before.setdefault(number, signal.getsignal(number))
-    _hook()
 
 
 def _hook() -> None:

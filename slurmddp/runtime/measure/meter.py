@@ -27,7 +27,6 @@ class Vector:
         self._on_device: dict[int, torch.Tensor] = {}
 
     def add(self, index: int, value: torch.Tensor | float) -> None:
-        """Add a number or a scalar tensor to one element."""
         if not isinstance(value, torch.Tensor):
             self._host[index] += value
         elif self._device.type == "cpu":
@@ -61,7 +60,6 @@ class Pending:
             self._work = None
 
     def wait(self) -> list[float]:
-        """Return the sums, the same on every rank."""
         self.arrive()
         values: list[float] = self._vector.tolist()
         return values
@@ -83,7 +81,7 @@ class Meter:
         if not names or len(set(names)) != len(names):
             raise ValueError(f"a meter needs names, each once, not {names!r}")
         self._index = {name: 2 * number for number, name in enumerate(names)}
-        self._device = _reduction_device() if device is None else torch.device(device)
+        self._device = reduction_device() if device is None else torch.device(device)
         self._vector = self._new()
 
     def add(self, name: str, total: torch.Tensor | float, count: torch.Tensor | float) -> None:
@@ -115,7 +113,8 @@ class Meter:
         return Vector(2 * len(self._index), self._device)
 
 
-def _reduction_device() -> torch.device:
+def reduction_device() -> torch.device:
+    """Return where tensors of an all-reduce lie: on this rank's GPU with nccl, else on the CPU."""
     if dist.is_available() and dist.is_initialized() and "nccl" in dist.get_backend():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

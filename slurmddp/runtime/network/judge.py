@@ -47,7 +47,6 @@ class Measured:
 
     @property
     def transport(self) -> Transport:
-        """All nodes' transports as one."""
         return merge(list(self.transports.values()))
 
     @property

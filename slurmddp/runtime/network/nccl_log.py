@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 #: What plugins for libfabric call themselves.
@@ -44,7 +44,6 @@ class Transport:
 
     @property
     def is_tcp(self) -> bool:
-        """Return whether the data goes through TCP sockets."""
         return self.name in _TCP or (self.name == "OFI" and self.provider.split(";")[0] in _TCP_PROVIDERS)
 
     @property
@@ -56,21 +55,11 @@ class Transport:
             parts.append("without GPUDirect RDMA")
         return " ".join(part for part in parts if part)
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def from_json(value: Any) -> Transport:
-    """Return what `as_json` gave. Raises KeyError, TypeError."""
-    return Transport(
-        name=str(value["name"]),
-        devices=tuple(str(device) for device in value["devices"]),
-        link=str(value["link"]),
-        provider=str(value["provider"]),
-        gpudirect=None if value["gpudirect"] is None else bool(value["gpudirect"]),
-        version=str(value["version"]),
-        reasons=tuple(str(reason) for reason in value["reasons"]),
-    )
+    """Return the Transport whose `asdict` went through JSON. Raises AttributeError, TypeError."""
+    fields: dict[str, Any] = {name: tuple(item) if isinstance(item, list) else item for name, item in value.items()}
+    return Transport(**fields)
 
 
 def read(lines: Iterable[str]) -> Transport:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,7 @@ class Rank:
     def _measure(self) -> Mapping[int, float]:
         """Return GB/s by size."""
         speeds = self._growing()
-        self._store.set(f"net/{self._own.rank}", json.dumps(self._transport().as_json()))
+        self._store.set(f"net/{self._own.rank}", json.dumps(asdict(self._transport())))
         self._meet("measured")
         if self._own.rank == 0:
             self._store.wait(["measured/all"], datetime.timedelta(seconds=_LIMIT))

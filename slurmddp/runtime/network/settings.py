@@ -45,31 +45,17 @@ class Settings:
 
 
 def read(words: Sequence[str]) -> Settings:
-    """Read the command line and the run's key. argparse ends the process where the line is wrong: only node.sh writes
-    it. Raises UserError for the key.
-    """
+    """Read the command line, which only node.sh writes, and the run's key. Raises UserError for the key."""
     parser = ArgumentParser(prog="slurmddp.runtime.network")
-    for name in ("run", "node", "nodes", "head", "logs", "scratch"):
-        parser.add_argument(f"--{name}", required=True)
+    for name, kind in (("run", Path), ("node", str), ("nodes", str), ("head", str), ("logs", Path), ("scratch", Path)):
+        parser.add_argument(f"--{name}", type=kind, required=True)
     for name, default in (("number", None), ("port", None), ("local", 0), ("ranks", 1)):
         parser.add_argument(f"--{name}", type=int, required=default is None, default=default)
     parser.add_argument("--wait", type=float, default=120.0)
     parser.add_argument("--fabric", default="")
     parser.add_argument("--min-bandwidth", type=float, default=0.0)
     parser.add_argument("--allow-socket", action="store_true")
-    given = parser.parse_args(words)
-    return Settings(
-        node=given.node,
-        nodes=tuple(given.nodes.split()),
-        number=given.number,
-        local=given.local,
-        ranks=given.ranks,
-        head=given.head,
-        port=given.port,
-        logs=Path(given.logs),
-        scratch=Path(given.scratch),
-        wait=given.wait,
-        wish=Wish(given.fabric, given.min_bandwidth or None, given.allow_socket),
-        key=signing.load(Path(given.run)),
-        attempt=os.environ.get("SLURMDDP_ATTEMPT", "0"),
-    )
+    given = vars(parser.parse_args(words))
+    wish = Wish(given.pop("fabric"), given.pop("min_bandwidth") or None, given.pop("allow_socket"))
+    key, nodes = signing.load(given.pop("run")), tuple(given.pop("nodes").split())
+    return Settings(**given, nodes=nodes, wish=wish, key=key, attempt=os.environ.get("SLURMDDP_ATTEMPT", "0"))

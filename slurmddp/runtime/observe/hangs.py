@@ -10,11 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from slurmddp.records.rank_events import Hang, HangOver, HangReported
+from slurmddp.runtime import torch_private
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.journal import Events
-from slurmddp.runtime.observe import recorder
-from slurmddp.runtime.observe.beats import Beat, Beats
-from slurmddp.runtime.observe.blame import Verdict, blame
+from slurmddp.runtime.observe.beats import Beat, Beats, Verdict, blame
 from slurmddp.runtime.observe.signs import Collectives, Steps, collectives
 from slurmddp.runtime.watch.process_exit import leave, leave_within, say
 from slurmddp.runtime.watch.progress import Patience, Progress
@@ -56,7 +55,6 @@ class Waiting:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds since the last sign."""
         return self._patience.waited
 
     @property
@@ -180,7 +178,7 @@ class Hangs:
             file.write(f"{about} {waiting.seconds:.1f} s; process groups: {waiting.collectives}\n")
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)
-        files = 1 + recorder.dump(path.with_suffix(".pickle"))
+        files = 1 + dump_recorder(path.with_suffix(".pickle"))
         if self._restart:
             # The first process that exits takes the others with it: not before they have said where they are.
             until = time.monotonic() + _STACKS
@@ -196,3 +194,16 @@ def _what(verdict: Verdict, nodes: list[str]) -> str:
     return f"{listed(names, 8)} did not join the others" + (
         " and sends no heartbeats" if verdict.kind == "silent" else ""
     )
+
+
+def dump_recorder(path: Path) -> bool:
+    """Write the newest collectives of this rank, for `slurmddp doctor`; return whether torch has recorded any."""
+    try:
+        found = torch_private.flight_recorder()
+        if found is None:
+            return False
+        path.write_bytes(found)
+    except Exception as error:  # noqa: BLE001 - the stacks are there, and the ranks may have to restart
+        say(f"slurmddp: warning: {path.name}: no dump of the flight recorder: {type(error).__name__}: {error}\n")
+        return False
+    return True

@@ -16,8 +16,7 @@ from slurmddp.runtime import environment
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.journal import Events
-from slurmddp.runtime.observe.beats import Beat, Beats
-from slurmddp.runtime.observe.comparison import Comparison
+from slurmddp.runtime.observe.beats import Beat, Beats, Comparison
 from slurmddp.runtime.observe.ddp_times import DdpTimes
 from slurmddp.runtime.observe.hangs import Hangs, Waiting
 from slurmddp.runtime.observe.process_group import ProcessGroup
@@ -95,7 +94,6 @@ class Observer(threading.Thread):
         self._looked = self._next = self._asked = time.monotonic()
 
     def run(self) -> None:
-        """Look until closed."""
         if self._restart is not None:
             self._restart.ignore_this_thread()
         try:

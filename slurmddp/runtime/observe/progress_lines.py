@@ -14,9 +14,7 @@ from slurmddp.shared.run_folder import RunFolder
 
 
 class ProgressLines:
-    """Writes a line whenever there are new steps. A step that the script itself tells, in the progress file, counts
-    more than what was seen.
-    """
+    """Writes a line whenever there are new steps. A step that the script tells itself counts more than what is seen."""
 
     def __init__(
         self, folder: RunFolder, attempt: int, events: Events, seconds: Callable[[], dict[str, float]]

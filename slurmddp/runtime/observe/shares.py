@@ -54,7 +54,6 @@ class Shares:
         self._before = 0  # collectives that had been issued when the backward pass began
 
     def look(self) -> None:
-        """Look once."""
         frame = sys._current_frames().get(self._main)
         if frame is not None:
             self.looks[self._part(frame)] += 1

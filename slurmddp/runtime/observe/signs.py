@@ -1,7 +1,7 @@
 """The signs of progress that torch shows in any script: optimizer steps, and collectives of its process groups."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,7 +46,6 @@ class Steps:
         return max(tuple(self._counts.values()), default=0)
 
     def remove(self) -> None:
-        """Count no more."""
         for hook in self._hooks:
             hook.remove()
 
@@ -101,17 +100,12 @@ def has_group() -> bool:
 
 def issued() -> int:
     """Return how many collectives this rank has issued so far, in all of its process groups."""
-    return sum(number for _, _, number in _groups())
+    return sum(number for _, _, number in torch_private.groups())
 
 
 def collectives() -> Collectives:
     """Return what each process group of this rank has issued so far. A group that does not tell is left out."""
-    return {_key(name, ranks): number for name, ranks, number in _groups()}
-
-
-def _groups() -> Iterator[tuple[str, dict[int, int], int]]:
-    """Name, ranks and number of collectives of each group. No group outlives its destruction here."""
-    yield from torch_private.groups()
+    return {_key(name, ranks): number for name, ranks, number in torch_private.groups()}
 
 
 def _key(name: str, ranks: dict[int, int]) -> str:

@@ -5,9 +5,8 @@ from torch import nn
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.job import Job
 from slurmddp.runtime.parallel import shaping
-from slurmddp.runtime.parallel.buckets import OnBucket
 from slurmddp.runtime.parallel.model import Parallel
-from slurmddp.runtime.parallel.replicating import Replicated
+from slurmddp.runtime.parallel.replicating import OnBucket, Replicated
 from slurmddp.runtime.parallel.waits import Mark
 from slurmddp.runtime.world import World
 from slurmddp.shared import mesh

@@ -14,10 +14,9 @@ from slurmddp.records import refusal
 from slurmddp.records.preflight import Finding, Verdict, any_bad, bad, plain, read_findings, warn
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.preflight import gpu_speed
-from slurmddp.runtime.preflight.judge import Report, judge
+from slurmddp.runtime.preflight.judge import Report, judge, partners
 from slurmddp.runtime.preflight.local_checks import look, show, take_away
 from slurmddp.runtime.preflight.node_settings import NodeSettings
-from slurmddp.runtime.preflight.pairs import partners
 from slurmddp.runtime.preflight.protocol import (
     BACKLOG,
     LONGEST,

@@ -61,14 +61,11 @@ class Hang:
             # node's first rank does.
             state = self._progress.state
             verdict = Verdict("silent", [0], state.phase, state.step, self._env.rank)
-            speaks = self._env.rank == self._first_here()
+            here = (rank for rank, (name, _) in enumerate(self._nodes) if name == self._env.node and rank != 0)
+            speaks = self._env.rank == min(here)
         else:
             speaks = verdict.by == self._env.rank
         self._end(verdict, speaks)
-
-    def _first_here(self) -> int:
-        node = self._env.node
-        return min(rank for rank, (name, _) in enumerate(self._nodes) if name == node and rank != 0)
 
     def _end(self, verdict: Verdict, speaks: bool) -> None:
         """Stacks of all ranks into the log, one message, one event, and everybody out."""
@@ -91,7 +88,7 @@ class Hang:
                 )
                 self._events.write(hang)
         # The first process that ends takes the others with it: not before they have said where they are.
-        self.exchange.dumped()
+        self.exchange.dumped.set()
         self.exchange.all_dumped.wait(_UNREACHABLE)
         if verdict.kind == "silent":
             self._kill(verdict.ranks)

@@ -25,9 +25,7 @@ _CONNECT = datetime.timedelta(seconds=30)
 
 @dataclass(frozen=True)
 class Beat:
-    """Where a rank is. `arrived`: collectives that it has issued so far; `over`: it is longer in its phase than
-    it may.
-    """
+    """Where a rank is. `arrived`: collectives issued so far; `over`: it is longer in its phase than it may."""
 
     number: int
     phase: str
@@ -108,8 +106,10 @@ class Exchange(threading.Thread):
         self._beat = beat
         self._over = 0
         self._look: Look | None = None
-        self._ended = threading.Event()
-        self._dumped = threading.Event()
+        #: Set it to beat no more.
+        self.ended = threading.Event()
+        #: Set it once this rank's stacks are in the log.
+        self.dumped = threading.Event()
         #: Exchanges that were completed.
         self.rounds = 0
         #: Of the first rank that found out; the same on all ranks.
@@ -121,20 +121,12 @@ class Exchange(threading.Thread):
     def run(self) -> None:
         """A beat a second until closed, or until the store's host is gone."""
         with contextlib.suppress(RuntimeError):  # torch's errors of a store are such.
-            while not self._ended.wait(_SECOND):
+            while not self.ended.wait(_SECOND):
                 self._round()
                 self.rounds += 1
                 if self.verdict is not None:
                     self._wait_for_stacks(self.verdict)
                     return
-
-    def close(self) -> None:
-        """Beat no more. Does not wait."""
-        self._ended.set()
-
-    def dumped(self) -> None:
-        """This rank's stacks are in the log."""
-        self._dumped.set()
 
     def _round(self) -> None:
         beat = self._put()
@@ -162,20 +154,18 @@ class Exchange(threading.Thread):
         return [Beat(**json.loads(text)) for text in self._store.multi_get(keys)]
 
     def _wait_for_stacks(self, verdict: Verdict) -> None:
-        self._dumped.wait()
+        self.dumped.wait()
         expected = self._size - (len(verdict.ranks) if verdict.kind == "silent" else 0)
         try:
             self._store.add("dumped", 1)
-            while self._store.add("dumped", 0) < expected and not self._ended.wait(0.1):
+            while self._store.add("dumped", 0) < expected and not self.ended.wait(0.1):
                 pass
         finally:
             self.all_dumped.set()
 
 
 def connect(world: World) -> Store:
-    """Return a store for heartbeats, hosted by rank 0 on a free port. Every rank has to call it; a failure on one is
-    raised on all.
-    """
+    """Return a store for heartbeats, hosted by rank 0 on a free port. Every rank has to call it, and all fail alike."""
     server: TCPStore | None = None
 
     def host() -> tuple[str, int]:
@@ -197,7 +187,6 @@ class Arrivals:
         self._groups = tuple(groups)
 
     def add(self, groups: Iterable[Any]) -> None:
-        """Count in these, too."""
         self._groups += tuple(group for group in groups if group not in self._groups)
 
     def count(self) -> int:

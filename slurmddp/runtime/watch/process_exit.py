@@ -42,9 +42,7 @@ def leave(code: int) -> NoReturn:
 
 
 def leave_within(seconds: float, code: int) -> None:
-    """Make sure that this process is gone in so many seconds, whatever blocks the way there: a log that
-    nobody reads, a file system that does not answer.
-    """
+    """End this process in so many seconds, even if a log or a file system blocks what is done until then."""
     timer = threading.Timer(seconds, os._exit, (code,))
     timer.daemon = True
     timer.start()

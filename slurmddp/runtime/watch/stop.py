@@ -84,9 +84,7 @@ class Stop:
         return self._file.reason() if self._file.seen() else None
 
     def agreed(self, world: "World") -> bool:
-        """Return whether any rank wants to stop. Every rank has to call it; for places without a reduction of their
-        own (about a millisecond).
-        """
+        """Return whether any rank wants to stop, for places without a reduction: a collective of a millisecond."""
         return any(world.gather(self.wanted()))
 
     def agreed_reason(self, world: "World") -> str:

@@ -11,8 +11,8 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.journal import Events
@@ -38,40 +38,24 @@ _UNREACHABLE = 5.0
 #: Seconds that saying something may take, before a process ends without.
 _LAST_RESORT = 15.0
 
-T = TypeVar("T")
-
 
 class Watch:
     """What the loop tells about itself, and the thread that looks at it. Made anew for each process."""
 
     def __init__(self, env: Environment, stop: Stop, *, over: Callable[[], bool] = lambda: False) -> None:
-        """`over`: whether this attempt has ended cleanly; asked while the ranks meet, since those that have
-        seen so do not come.
-        """
-        self._env = env
-        self._stop = stop
-        self._over = over
+        """`over`: whether this attempt has ended cleanly, asked while the ranks meet: those that know do not come."""
+        self._env, self._over = env, over
+        #: Where signals are noted.
+        self.stop = stop
         self._name = f"rank {env.rank} on {env.node}"
         self._progress = Progress("join")
+        self.enter, self.follow = self._progress.enter, self._progress.follow
         self._patience = Patience(self._progress, shortest=0.0, collective=0.0)
         self._hang: Hang | None = None
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._termed_at: float | None = None
         self._since_term = 0.0
-
-    @property
-    def stop(self) -> Stop:
-        """Return where signals are noted."""
-        return self._stop
-
-    def enter(self, phase: str, step: int | None = None) -> None:
-        """See Progress.enter."""
-        self._progress.enter(phase, step)
-
-    def follow(self, items: Iterator[T]) -> Iterator[T]:
-        """See Progress.follow."""
-        return self._progress.follow(items)
 
     def install(self, *, parent: bool) -> None:
         """Take SIGTERM, SIGUSR1 and SIGUSR2, and start watching; from the main thread only.
@@ -116,7 +100,7 @@ class Watch:
         Signals from here on ask somebody to stop who no longer looks, and so kill nothing.
         """
         if self._hang is not None:
-            self._hang.exchange.close()
+            self._hang.exchange.ended.set()
             self._hang.exchange.join(_UNREACHABLE)
             world.gather(None)  # The store goes with rank 0, when nobody talks to it any more.
         self._closed.set()
@@ -124,7 +108,7 @@ class Watch:
             self._thread.join()
 
     def _ask(self, number: int) -> None:
-        self._stop.request_by_signal(number, self._env.rank, self._env.node)
+        self.stop.request_by_signal(number, self._env.rank, self._env.node)
 
     def _run(self, reading: int, parent: int | None) -> None:
         poll = select.poll()
