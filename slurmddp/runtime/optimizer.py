@@ -18,10 +18,7 @@ def build(model: nn.Module, wanted: Optimizer) -> torch.optim.Optimizer:
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
-        {
-            "params": [parameter for parameter in parameters if parameter.ndim >= 2],
-            "weight_decay": wanted.weight_decay,
-        },
+        {"params": [parameter for parameter in parameters if parameter.ndim >= 2], "weight_decay": wanted.weight_decay},
         {"params": [parameter for parameter in parameters if parameter.ndim < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]

@@ -70,10 +70,7 @@ def main(arguments: list[str]) -> None:
 
 
 def fail(
-    error: BaseException,
-    env: environment.Environment | None,
-    events: Events | None,
-    folder: RunFolder | None = None,
+    error: BaseException, env: environment.Environment | None, events: Events | None, folder: RunFolder | None = None
 ) -> NoReturn:
     """Report an error and end this process with code 1 at once.
 

@@ -6,11 +6,7 @@ from typing import Any
 
 import torch
 from torch.optim import Adam, AdamW
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from slurmddp.runtime import torch_private
 

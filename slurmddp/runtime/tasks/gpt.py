@@ -36,15 +36,7 @@ class GPT(nn.Module):
     """Next-byte logits. `tied`: the output layer is the embedding's own matrix."""
 
     def __init__(
-        self,
-        *,
-        context: int,
-        layers: int,
-        heads: int,
-        width: int,
-        dropout: float,
-        tied: bool,
-        vocabulary: int = 256,
+        self, *, context: int, layers: int, heads: int, width: int, dropout: float, tied: bool, vocabulary: int = 256
     ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)

@@ -26,14 +26,7 @@ _LAST_RESORT = 15.0
 class Hang:
     """Looks whether the main thread is late and what the others say, and ends the process on a verdict."""
 
-    def __init__(
-        self,
-        world: World,
-        progress: Progress,
-        patience: Patience,
-        events: Events,
-        env: Environment,
-    ) -> None:
+    def __init__(self, world: World, progress: Progress, patience: Patience, events: Events, env: Environment) -> None:
         """Every rank has to make one; a failure on one is raised on all."""
         self._env, self._patience, self._progress, self._events = env, patience, progress, events
         self._nodes = world.gather((env.node, os.getpid()))

@@ -181,13 +181,7 @@ def verify(folder: Path) -> Manifest:
 
 
 def prune(
-    root: Path,
-    *,
-    keep: int,
-    keep_every: int | None = None,
-    committed: int,
-    rejected: Iterable[Path],
-    attempt: int,
+    root: Path, *, keep: int, keep_every: int | None = None, committed: int, rejected: Iterable[Path], attempt: int
 ) -> list[Path]:
     """Remove old checkpoints after `committed` (a step) was completed; returns what was removed.
 
