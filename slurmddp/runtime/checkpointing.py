@@ -83,7 +83,6 @@ class Checkpointing:
         self._report(self._writer.poll())
 
     def settle(self) -> None:
-        """Wait for what is being written, and say how it went."""
         self._report(self._writer.finish())
 
     def finish(self, step: int) -> None:

@@ -42,7 +42,6 @@ class Speed:
         self._steps += 1
 
     def pause(self, seconds: float) -> None:
-        """Leave out seconds that have just passed."""
         self._since += seconds
 
     def read(self) -> tuple[float, float]:

@@ -102,6 +102,11 @@ def _run(
     The wish of one round is known in the next: its exchange travels while the model computes.
     """
     exchange: tuple[torch.Tensor, dist.Work] | None = None
+
+    def asked(wish: torch.Tensor, work: dist.Work) -> bool:
+        work.wait()
+        return bool(wish.item())
+
     for _ in range(rounds):
         if watch is not None:
             watch.enter("evaluation")
@@ -114,18 +119,13 @@ def _run(
             if made.real:
                 sums.add_loss(loss)
                 sums.add_extra(0, len(made.ids))
-        if exchange is not None and _asked(*exchange):
+        if exchange is not None and asked(*exchange):
             work.wait()
             return False
         exchange = wish, work
     if exchange is not None:
-        _asked(*exchange)  # Everything has been evaluated: the wish is the loop's to see.
+        asked(*exchange)  # Everything has been evaluated: the wish is the loop's to see.
     return True
-
-
-def _asked(wish: torch.Tensor, work: dist.Work) -> bool:
-    work.wait()
-    return bool(wish.item())
 
 
 def share_buffers(model: nn.Module) -> None:

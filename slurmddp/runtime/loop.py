@@ -29,7 +29,7 @@ from slurmddp.runtime.watch import failures, marker
 from slurmddp.runtime.watch.stop import Stop
 from slurmddp.runtime.watch.watch import Watch
 from slurmddp.runtime.world import World
-from slurmddp.shared.mesh import REPLICATE
+from slurmddp.shared.mesh import REPLICATE, groups
 from slurmddp.shared.run_folder import RunFolder
 from slurmddp.shared.units import clock
 
@@ -65,15 +65,13 @@ class Trainer:
     """The loop and what it keeps from step to step. Make one, call `run` once."""
 
     def __init__(self, session: Session) -> None:
-        """Resumes."""
         self.session = session
         self._began = time.monotonic()
         self._steps = session.job.train.steps
         self._start = resume(session)
         self._step = self._start.step
         self._stopped = False
-        replicas = session.parallel.groups()[REPLICATE]
-        self._agreement = Agreement(session.world, session.parallel.module, replicas)
+        self._agreement = Agreement(session.world, session.parallel.module, groups(session.parallel.mesh)[REPLICATE])
         self._checkpointing = Checkpointing(session, self._start, self._agreement)
         self._reporter = Reporter(session, self._start, self._began)
         self._profiling = Profiling(session)

@@ -29,7 +29,6 @@ class Blame:
         self.culprit: tuple[int, str] | None = None
 
     def losses(self, used: Sequence[tuple[Micro, torch.Tensor]]) -> list[str]:
-        """Micro batches whose loss was not finite."""
         own = [(micro.ids, f"loss {float(value)}") for micro, value in used if not torch.isfinite(value)]
         return self._lines(own, blame=True)
 
@@ -49,7 +48,6 @@ class Blame:
         return lines or ["the gradient of each micro batch is finite (computed again), but their sum is not"]
 
     def _bad(self, micro: Micro) -> str | None:
-        """The name of the first parameter whose gradient is not finite."""
         named = [(name, p) for name, p in self._parallel.module.named_parameters() if p.requires_grad]
         with autocast(self._world.device, self._precision):
             loss = self._task.loss(self._parallel.module, to_device(micro.data, self._world.device))

@@ -31,9 +31,7 @@ class Key:
         self._secret = secret
 
     def seal(self, content: bytes, *where: str) -> bytes:
-        """Return `content` with its signature, as ASCII. `where`: what it belongs to, for example rendezvous id and
-        key.
-        """
+        """Return `content` with its signature, as ASCII. `where`: what it belongs to, such as a rendezvous id."""
         return base64.b64encode(self._digest(content, where) + content)
 
     def open(self, sealed: bytes, *where: str) -> bytes:

@@ -36,7 +36,6 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Return whether this is rank 0."""
         return self.rank == 0
 
     def broadcast(self, value: Any) -> Any:
@@ -85,8 +84,8 @@ class World:
         raise PeerError(f"rank {rank} on {node} failed: {message}")
 
     def on_main(self, action: Callable[[], Any]) -> Any:
-        """Run `action` on rank 0 alone and give its result, as `encode` takes it, to every rank; a failure is raised
-        on all.
+        """Run `action` on rank 0, and give its result, as `encode` takes it, to every rank; a failure is raised on
+        all.
         """
         return self._broadcast(self.together(lambda: encode(action()) if self.is_main else b""))
 

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from slurmddp.records import json_lines
@@ -46,13 +45,10 @@ class JsonLines:
             raise OSError(f"{self.path}: only {written} of {len(line)} bytes were written (is the disk full?)")
 
     def close(self) -> None:
-        """Close the descriptor."""
         os.close(self._descriptor)
 
     def __enter__(self) -> "JsonLines":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -71,7 +71,6 @@ def serve(address: str, port: int, timeout: datetime.timedelta, *, several_nodes
 
 
 def connect(address: str, port: int, timeout: datetime.timedelta) -> TCPStore:
-    """Return a client of another process's store. Raises RuntimeError (torch's) where nobody answers in time."""
     return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
 
 

@@ -28,8 +28,7 @@ class Given:
 
 
 def resolve_given(path: Path | str) -> Path:
-    """Return the file or checkpoint folder that `path` stands for, its content compared with its hashes where it has
-    any.
+    """Return the file or checkpoint folder that `path` stands for; a checkpoint has been verified.
 
     path: a file; a checkpoint folder (step-XXXXXXXX); a run folder or its folder `checkpoints`, whose newest good one
     is taken. Raises UserError for anything else.

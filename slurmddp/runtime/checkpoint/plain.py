@@ -39,10 +39,7 @@ Specs = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 def write_pt(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Write a dict of CPU tensors. The file has its name, and is on stable storage, once it is whole.
-
-    Raises OSError.
-    """
+    """Write a dict of CPU tensors. The file has its name once it is whole and on stable storage. Raises OSError."""
     with _whole(path) as file:
         torch.save(tensors, file)
 
@@ -52,9 +49,7 @@ def write_safetensors(
 ) -> None:
     """Write the tensors of `specs` as `read` gives them, some at a time: never all of them are in memory.
 
-    The file has its name, and is on stable storage, once it is whole. Raises UserError for a type that the format does
-    not have, OSError.
-    """
+    Like write_pt. Raises UserError for a type that the format does not have, OSError."""
     for name, (_, dtype) in specs.items():
         if dtype not in _DTYPES:
             raise UserError(f"{name} is of type {dtype}, which safetensors cannot store: use the format pt")

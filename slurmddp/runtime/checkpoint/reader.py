@@ -132,8 +132,7 @@ class Speaker(Protocol):
 
 
 def find(world: World, speaker: Speaker, own: Path, older: Sequence[Path]) -> tuple[Choice | None, list[Path]]:
-    """Return the newest checkpoint that verifies, and the rejected ones, each with a message; every rank has to call
-    it.
+    """Return the newest checkpoint that verifies, and the rejected ones, each with a message: a collective.
 
     Rank 0 removes leftovers of dead attempts in `own`, and chooses; a checkpoint in `older` only if `own` has none.
     Raises UserError if `older` has checkpoints, and none is good.

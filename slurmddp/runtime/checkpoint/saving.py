@@ -110,7 +110,6 @@ def _write(destination: Destination, task: Task, folder: Path, final: Path) -> t
 
 
 def _write_own(task: Task, folder: Path, rank: int) -> tuple[list[shards.Row], dict[str, FileFacts]]:
-    """One rank's shards and random states."""
     task.staging.wait()
     (folder / layout.RNG).mkdir(parents=True, exist_ok=True)
     rows, files = shards.write(folder, rank, task.staging.parts)

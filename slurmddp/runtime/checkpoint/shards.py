@@ -70,11 +70,9 @@ def _held(tensors: Mapping[str, torch.Tensor]) -> list[Row]:
 
 
 def deal(held: Sequence[Sequence[Row]], rank: int) -> Plan:
-    """Return the plan for what each rank holds, the same on all: of those that hold a block, the one with least writes
-    it.
+    """Return the plan, the same on all ranks: of those that hold a block, the one with least to write writes it.
 
-    Raises ValueError where the blocks do not make whole tensors.
-    """
+    Raises ValueError where the blocks do not make whole tensors."""
     found: dict[str, TensorStorageMetadata] = {}
     holders: dict[Part, list[int]] = {}
     sizes: dict[Part, int] = {}
@@ -135,11 +133,9 @@ def finish(folder: Path, metadata: Metadata, written: Sequence[Sequence[Row]]) -
 
 
 def read_metadata(folder: Path) -> Metadata:
-    """Return what a checkpoint holds and where, made from values that were checked: DCP's own reader unpickles the
-    file.
+    """Return what a checkpoint holds and where, from values that were checked: DCP's own reader unpickles the file.
 
-    Raises UserError that names the folder and what was refused.
-    """
+    Raises UserError that names the folder and what was refused."""
     try:
         found = layout.read_contents(folder)
     except layout.Rejected as rejected:

@@ -28,7 +28,6 @@ class Trained:
 
 
 def collect(trained: Trained) -> dict[str, torch.Tensor]:
-    """Return all tensors by name, sharing memory with the live ones."""
     tensors: dict[str, torch.Tensor] = {}
     for name, value in trained.model.state_dict().items():
         if not isinstance(value, torch.Tensor):
@@ -68,11 +67,9 @@ def differences(ours: Shapes, theirs: Shapes, *, there: str, here: str) -> str:
 
 
 def prepare(trained: Trained, stored: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the tensors to load into, those of a checkpoint's metadata: optimizer states that do not exist yet are
-    made.
+    """Return the tensors to load into, those of a checkpoint's metadata. Makes optimizer states that do not exist yet.
 
-    Call `check` before, and `adopt` with the result after loading.
-    """
+    Call `check` before, and `adopt` with the result after loading."""
     for name, parameter in trained.model.named_parameters():
         prefix = f"optimizer.{name}."
         state = trained.optimizer.state[parameter]

@@ -159,7 +159,6 @@ class Writer:
             self._thread = None
 
     def _prepare(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Plan the save and allocate its memory, on all ranks, with no save under way."""
         self._drop_staging()
         plan = shards.plan(tensors, self._world)
         self._staging = self._world.together(lambda: Staging(plan.own, tensors, self._world.device))

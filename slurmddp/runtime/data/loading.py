@@ -89,9 +89,7 @@ class _Maker(Dataset[Any]):
 
 
 def _checked(loaded: Iterator[Micro | _Refused]) -> Iterator[Micro]:
-    """Yield what the loader gives. Raises what the task's dataset raised, with the worker's traceback; a UserError as
-    it was.
-    """
+    """Yield what the loader gives. Raises what the dataset raised, with a traceback; a UserError as it was."""
     for made in loaded:
         if isinstance(made, _Refused):
             raise UserError(made.message)
@@ -234,7 +232,6 @@ def load(
     pin_memory: bool,
     prefetch: int = 2,
 ) -> Iterator[Micro]:
-    """Iterate over micro batches. `prefetch`: how many each worker has ready."""
     generator = torch.Generator()
     # The loader draws its workers' seeds when iteration starts. From a generator of its own, it leaves the
     # model's random stream alone, which has to be the same with and without a resume.

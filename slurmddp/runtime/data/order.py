@@ -75,7 +75,7 @@ class ByLength(SampleOrder):
         batches: int,
         origin: int = 0,
     ) -> None:
-        """`lengths`: of each sample; arrays and integer tensors are not copied. `total`: samples per global batch."""
+        """`lengths`: of each sample; `total`: samples per global batch; `batches`: global batches per window."""
         super().__init__(length, seed)
         if total < 1 or batches < 1:
             raise ValueError(f"a window needs at least one batch of one sample, not {batches} of {total}")

@@ -68,11 +68,10 @@ def rounds(count: int) -> list[list[tuple[int, int]]]:
 
 
 def probe_links(world: World, exchange: Exchange | None = None) -> LinkReport:
-    """Return time the links between the hosts: a collective, some milliseconds where they are well. The same on every
-    rank.
+    """Time the links between the hosts: a collective, some milliseconds if all is well. The same result on every rank.
 
-    The first rank of each host exchanges 256 KiB with that of two others, over the coordination group. `exchange`
-    (for tests): does one with a rank of that group, and gives its seconds.
+    The first rank of each host exchanges 256 KiB with that of two others, over the coordination group. `exchange` (for
+    tests): does one with a rank of that group, and returns its seconds.
     """
     nodes = world.gather(world.node)
     names = list(dict.fromkeys(nodes))

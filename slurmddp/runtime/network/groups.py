@@ -54,5 +54,4 @@ def _told(own: Settings, what: str, came: Set[int], done: Set[int], ranks: range
 
 
 def _nodes(own: Settings, ranks: Set[int]) -> list[str]:
-    """Return the nodes of these ranks, in the order of the job."""
     return list(dict.fromkeys(own.nodes[rank // own.ranks] for rank in sorted(ranks)))

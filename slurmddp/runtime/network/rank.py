@@ -125,7 +125,6 @@ class Rank:
         dist.all_reduce(torch.zeros(1, device=self._device))
 
     def _measure(self) -> Mapping[int, float]:
-        """Return GB/s by size."""
         speeds = self._growing()
         self._store.set(f"net/{self._own.rank}", json.dumps(asdict(self._transport())))
         self._meet("measured")
@@ -169,7 +168,6 @@ class Rank:
                 failed(str(error))
 
     def _finish_with(self, speeds: Mapping[int, float]) -> None:
-        """Test pairs if the network is slow, and write the verdict."""
         slow: dict[str, str] = {}
         told = ""
         if self._own.wish.is_low(max(speeds.values())):

@@ -56,7 +56,6 @@ class Beats:
                 os.close(descriptor)
 
     def read(self, rank: int) -> Beat | None:
-        """Return a rank's newest beat; None without one, or while it is being written."""
         try:
             return Beat(**json.loads(self._path(rank).read_bytes()))
         except (OSError, ValueError, TypeError):

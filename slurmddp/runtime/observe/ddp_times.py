@@ -38,7 +38,6 @@ class DdpTimes:
     """Finds the script's DDP modules and reads their logging data."""
 
     def __init__(self, main: int) -> None:
-        """main: the main thread's identifier."""
         self._main = main
         self._modules: tuple[_Module, ...] = ()
         self._failed = False

@@ -14,7 +14,6 @@ class ProcessGroup:
     """Tells, on rank 0 and once per start, if several ranks make steps without a process group, or make one later."""
 
     def __init__(self, events: Events, world: int) -> None:
-        """world: number of ranks."""
         self._events, self._world = events, world
         self._told = False
 

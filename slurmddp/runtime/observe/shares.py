@@ -24,7 +24,6 @@ _DEPTH = 50
 
 @cache
 def _place(file: str) -> str:
-    """Return what a function of this source file does."""
     if file.endswith("/torch/utils/data/dataloader.py"):
         return DATA
     if file.endswith(("/torch/serialization.py", "/safetensors/torch.py")) or "/torch/distributed/checkpoint/" in file:
@@ -48,7 +47,6 @@ class Shares:
     """Counts looks by what the main thread did. On GPUs, where it runs ahead, only the data loader tells something."""
 
     def __init__(self, main: int, steps: Steps) -> None:
-        """main: the main thread's identifier."""
         self._main, self.steps = main, steps
         self.looks = dict.fromkeys((DATA, CHECKPOINT, COMPUTE, NETWORK), 0)
         self._before = 0  # collectives that had been issued when the backward pass began

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import nn
 
 from slurmddp.runtime import torch_private
-from slurmddp.shared import mesh
 
 _EPSILON = 1e-6  # As in torch's clip_grad_norm_.
 _PIECE = 1 << 15
@@ -31,10 +30,6 @@ class Parallel(ABC):
     lockstep: bool
     mesh: dict[str, int]
     _parameters: list[nn.Parameter]
-
-    def groups(self) -> dict[str, tuple[tuple[int, ...], ...]]:
-        """Return the groups of ranks along each dimension of the mesh."""
-        return mesh.groups(self.mesh)
 
     def process_groups(self) -> list[dist.ProcessGroup]:
         """Return the process groups of the mesh, besides that of all ranks."""

@@ -43,9 +43,7 @@ class Agreement:
             self._pending = (step, work)
 
     def check(self) -> None:
-        """Compare what `begin` sent; nothing where it has not been called since. Raises ReplicasDifferError on all
-        ranks.
-        """
+        """Compare what `begin` has sent since the last call. Raises ReplicasDifferError on all ranks."""
         if self._pending is None:
             return
         (step, work), self._pending = self._pending, None

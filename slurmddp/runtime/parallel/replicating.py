@@ -22,9 +22,8 @@ Future = torch.futures.Future[torch.Tensor]
 
 
 class BucketSums:
-    """Adds up each bucket of DDP over all ranks as soon as it is ready.
-
-    The sum is not divided, so that rounding is as in one process.
+    """Adds up each bucket of DDP over all ranks as soon as it is ready, without dividing: rounding is as in one
+    process.
     """
 
     def __init__(self, model: DistributedDataParallel, on_bucket: OnBucket | None, *, bf16: bool) -> None:

@@ -235,5 +235,4 @@ def _allow_many_files() -> None:
 
 
 async def lead(settings: NodeSettings) -> int:
-    """See Head.run."""
     return await Head(settings).run()

@@ -37,7 +37,6 @@ def _look(settings: NodeSettings, now: list[str]) -> Report:
 
 
 def show(settings: NodeSettings, token: str) -> list[Finding]:
-    """Leave the token in the run folder."""
     try:
         settings.folder.mkdir(parents=True, exist_ok=True)
         write_whole(token_file(settings.folder, settings.node), token)
@@ -48,7 +47,6 @@ def show(settings: NodeSettings, token: str) -> list[Finding]:
 
 
 def take_away(settings: NodeSettings) -> None:
-    """Remove this node's token."""
     try:
         token_file(settings.folder, settings.node).unlink(missing_ok=True)
     except OSError:

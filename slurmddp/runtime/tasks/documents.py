@@ -59,9 +59,7 @@ class Documents:
 
 
 def _starts(stream: ByteStream) -> "array[int]":
-    """Offsets in the stream of all lines that are not blank, and at last its length. Blank ones belong to the
-    document before.
-    """
+    """Offsets of all lines that are not blank, and at last the stream's length. Blank ones belong to the one before."""
     starts = array("Q")
     offset = 0
     for _, path, size in stream.files:

@@ -48,9 +48,7 @@ class GPT(nn.Module):
         self._initialise(layers)
 
     def _initialise(self, layers: int) -> None:
-        """GPT-2's: normal with 0.02; layers that add to the residual stream smaller, as there are 2 *
-        layers of them.
-        """
+        """GPT-2's: normal with 0.02; smaller in the 2 * layers layers that add to the residual stream."""
         for name, parameter in self.named_parameters():
             if parameter.ndim >= 2:
                 residual = name.endswith(("out.weight", "down.weight"))

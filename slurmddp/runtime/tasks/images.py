@@ -47,7 +47,6 @@ class Arrays(Dataset[tuple[torch.Tensor, int]]):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return channels, height and width of one image."""
         return tuple(self.images.shape[1:])
 
     def __len__(self) -> int:
@@ -76,7 +75,6 @@ class Folder(Dataset[tuple[torch.Tensor, int]]):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return channels, height and width of one image."""
         return (3, self._size, self._size)
 
     def __len__(self) -> int:
@@ -155,11 +153,9 @@ class Images:
         return build(self._whole.shape, len(self._whole.classes), hidden, layers, dropout)
 
     def train_samples(self) -> Samples:
-        """Images to train on."""
         return self._train
 
     def validation_samples(self) -> Samples:
-        """Images to evaluate on."""
         return self._validation
 
     def fingerprint(self) -> str:
@@ -178,12 +174,10 @@ class Images:
         return Loss(F.cross_entropy(logits, labels, reduction="sum"), len(labels), {"accuracy": (right, len(labels))})
 
     def report(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Return the accuracy, between 0 and 1."""
         return {"accuracy": means["accuracy"]}
 
 
 def create(data: Mapping[str, Any], model: Mapping[str, Any]) -> Images:
-    """Return the task from train.data and train.model. Raises UserError for what the user can put right."""
     return Images(data, model)
 
 

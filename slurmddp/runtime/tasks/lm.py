@@ -51,9 +51,7 @@ class Part:
 
 
 class Windows(Part):
-    """Windows of context + 1 bytes or tokens of a stream, none of which overlap: the inputs and, one on, the
-    targets.
-    """
+    """Windows of context + 1 bytes or tokens of a stream, without overlap: the inputs and, one on, the targets."""
 
     def __init__(
         self,
@@ -153,11 +151,9 @@ class LanguageModel:
         return GPT(context=self._context, **self._model)
 
     def train_samples(self) -> Samples:
-        """Windows or documents to train on."""
         return self._samples(training=True)
 
     def validation_samples(self) -> Samples:
-        """Windows or documents to evaluate on."""
         return self._samples(training=False)
 
     def fingerprint(self) -> str:
@@ -211,7 +207,6 @@ class DocumentModel(LanguageModel):
         return self._samples(training=True).lengths()
 
     def fingerprint(self) -> str:
-        """Hash the files, and how they are cut into samples."""
         return f"{super().fingerprint()}/{self._key}"
 
     def collate(self, samples: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -224,9 +219,9 @@ class DocumentModel(LanguageModel):
         return int(lengths.sum()) - len(lengths), tokens[:, 1:].numel()
 
     def loss(self, model: Callable[..., Any], batch: tuple[torch.Tensor, torch.Tensor]) -> Loss:
-        """Cross entropy in nats, summed over all tokens but each document's first. Padding counts nothing: it comes
-        last, so that causal attention does not see it, and has no target.
-        """
+        """Cross entropy in nats, summed over all tokens but each document's first.
+
+        Padding counts nothing: it comes last, so causal attention does not see it, and has no target."""
         tokens, lengths = batch[0].long(), batch[1]
         positions = torch.arange(1, tokens.shape[1], device=tokens.device)
         targets = tokens[:, 1:].masked_fill(positions >= lengths[:, None], _IGNORED)
@@ -236,7 +231,6 @@ class DocumentModel(LanguageModel):
 
 
 def create(data: Mapping[str, Any], model: Mapping[str, Any]) -> LanguageModel:
-    """Return the task from train.data and train.model. Raises UserError for what the user can put right."""
     options = checked("lm", "data", data)
     kind = DocumentModel if options["format"] == "jsonl" else LanguageModel
     return kind(options, checked("lm", "model", model, options))

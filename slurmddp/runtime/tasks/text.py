@@ -54,7 +54,6 @@ class ByteStream:
         return part
 
     def fingerprint(self) -> str:
-        """See `fingerprint` below."""
         return fingerprint([(name, size) for name, _, size in self.files], self.read_file)
 
     def name_at(self, offset: int) -> str:

@@ -85,10 +85,8 @@ class TokenStream:
 
 
 def token_files(files: list[tuple[str, Path, int]], dtype: str) -> list[TokenFile]:
-    """Return the token files among `files` (name, path, bytes): .npy says itself what it holds, anything else is
-    `dtype` (uint16 or uint32), little-endian, without a header.
-
-    Raises UserError for a file that holds something else.
+    """Return the token files among `files` (name, path, bytes). What .npy holds, it says itself; all else is raw
+    little-endian `dtype`, uint16 or uint32. Raises UserError for a file that holds something else.
     """
     try:
         return [_npy(*file) if file[1].suffix == ".npy" else _raw(*file, dtype) for file in files]

@@ -81,7 +81,6 @@ class Patience:
         return state
 
     def longest(self, phase: str) -> float:
-        """Return the longest that a phase has taken so far, in seconds."""
         return self._longest.get(phase, 0.0)
 
     def deadline(self) -> float:
@@ -96,5 +95,4 @@ class Patience:
 
     @property
     def over(self) -> bool:
-        """Return whether the present phase takes longer than it may."""
         return self.waited > self.deadline()

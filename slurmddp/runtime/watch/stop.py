@@ -27,7 +27,6 @@ class StopFile:
         self._seen = False
 
     def seen(self) -> bool:
-        """Return whether the file is there (or was)."""
         if self._path is None or self._seen:
             return self._seen
         now = time.monotonic()
@@ -78,7 +77,6 @@ class Stop:
         return self._asked is not None or self._file.seen()
 
     def reason(self) -> str | None:
-        """Return why this rank wants to stop; None if it does not."""
         if self._asked is not None:
             return self._asked
         return self._file.reason() if self._file.seen() else None

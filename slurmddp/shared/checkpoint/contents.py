@@ -118,7 +118,6 @@ class Reader(pickle.Unpickler):
         return self._classes.setdefault((module, name), type(name, (kind,), {"__module__": module}))
 
     def allows(self, module: str, name: str) -> bool:
-        """Return whether the pickle may name this."""
         return name in _ALLOWED.get(module, ()) or is_dtype(module, name)
 
 

@@ -63,9 +63,7 @@ def found(root: Path) -> list[tuple[int, Path]]:
 
 
 def facts(path: Path, *, sync: bool = False) -> FileFacts:
-    """Return bytes and sha256 of a regular file, read in chunks; with `sync`, its content is on stable storage on
-    return.
-    """
+    """Return bytes and sha256 of a regular file. With `sync`, its content is on stable storage."""
     digest, size = hashlib.sha256(), 0
     with open_plain(path) as file:
         chunk = memoryview(bytearray(min(_CHUNK, max(os.fstat(file.fileno()).st_size, 1))))

@@ -21,7 +21,6 @@ _MOST = 4
 
 
 def check(settings: NodeSettings) -> Iterator[Finding]:
-    """Yield what the ranks need and Python cannot import."""
     needed = ["torch", "accelerate"] if RunFolder(settings.run).accelerate.exists() else ["torch"]
     for name in needed:
         if importlib.util.find_spec(name) is None:
@@ -40,9 +39,7 @@ def installed(settings: NodeSettings) -> str:
 
 
 def packages(path: list[str]) -> dict[str, str]:
-    """Return the packages in the folders of sys.path, from the names of their metadata alone, as the first folder has
-    them.
-    """
+    """Return the packages in the folders of sys.path, from the names of their metadata; the first folder counts."""
     found: dict[str, str] = {}
     for folder in path:
         try:

@@ -39,6 +39,5 @@ def shares_memory(settings: NodeSettings) -> bool:
 
 
 def available(path: str) -> int:
-    """Return bytes that this user may still write. Raises OSError."""
     state = os.statvfs(path)
     return state.f_bavail * state.f_frsize
