@@ -1,6 +1,7 @@
 """Which rank and which samples made a loss or gradient that is not finite. Slow, and for that case alone."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,19 +15,17 @@ if TYPE_CHECKING:
     from slurmddp.runtime.parallel.model import Parallel
 
 
+@dataclass
 class Blame:
     """Every rank has to call the same method; all get the same lines."""
 
-    def __init__(
-        self, world: World, task: Task, parallel: "Parallel", precision: torch.dtype, scaler: torch.amp.GradScaler
-    ) -> None:
-        self._world = world
-        self._task = task
-        self._parallel = parallel
-        self._precision = precision
-        self._scaler = scaler
-        #: Rank and node of the first rank that made what is not finite; None if all did, or nobody knows.
-        self.culprit: tuple[int, str] | None = None
+    world: World
+    task: Task
+    parallel: "Parallel"
+    precision: torch.dtype
+    scaler: torch.amp.GradScaler
+    #: Rank and node of the first rank that made what is not finite; None if all did, or nobody knows.
+    culprit: tuple[int, str] | None = None
 
     def losses(self, used: Sequence[tuple[Micro, torch.Tensor]]) -> list[str]:
         own = [(micro.ids, f"loss {float(value)}") for micro, value in used if not torch.isfinite(value)]
@@ -37,7 +36,7 @@ class Blame:
 
         Under sharding no rank can do that alone; the ranks' samples of the step are listed instead.
         """
-        if self._parallel.lockstep:
+        if self.parallel.lockstep:
             lines = self._lines([(micro.ids, "had") for micro in micros])
             return [
                 "with a sharded model, the ranks cannot tell which rank caused it. The samples of the step:",
@@ -48,10 +47,10 @@ class Blame:
         return lines or ["the gradient of each micro batch is finite (computed again), but their sum is not"]
 
     def _bad(self, micro: Micro) -> str | None:
-        named = [(name, p) for name, p in self._parallel.module.named_parameters() if p.requires_grad]
-        with autocast(self._world.device, self._precision):
-            loss = self._task.loss(self._parallel.module, to_device(micro.data, self._world.device))
-        total = self._scaler.scale(loss.total)
+        named = [(name, p) for name, p in self.parallel.module.named_parameters() if p.requires_grad]
+        with autocast(self.world.device, self.precision):
+            loss = self.task.loss(self.parallel.module, to_device(micro.data, self.world.device))
+        total = self.scaler.scale(loss.total)
         gradients = torch.autograd.grad(total, [parameter for _, parameter in named], allow_unused=True)
         bad = [
             name
@@ -61,7 +60,7 @@ class Blame:
         return bad[0] if bad else None
 
     def _lines(self, own: list[tuple[list[int], str]], *, blame: bool = False) -> list[str]:
-        ranks = self._world.gather((self._world.node, own))
+        ranks = self.world.gather((self.world.node, own))
         guilty = [(rank, node) for rank, (node, bad) in enumerate(ranks) if bad]
         self.culprit = guilty[0] if blame and 0 < len(guilty) < len(ranks) else None
         return [

@@ -5,12 +5,12 @@ name, or does without what it is for: each function says which.
 """
 
 import datetime
-import io
+import importlib
 import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, BinaryIO, NoReturn, cast
+from typing import Any, BinaryIO, NoReturn
 
 import torch
 
@@ -80,22 +80,20 @@ def _private(owner: Any, name: str) -> Any:
     return _lacks(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}") if found is None else found
 
 
+def _of_module(module: str, name: str) -> Any:
+    """Return what a module of torch has under a private name. Raises UserError if this version lacks it."""
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        _lacks(f"{module}.{name}")
+
+
 # --- tensors and modules
 
 
-def foreach_mul_(tensors: list[torch.Tensor], factor: float) -> None:
-    """Multiply all tensors in place, with few kernels. Raises UserError."""
-    _private(torch, "_foreach_mul_")(tensors, factor)
-
-
-def foreach_norm(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Return the norm of each tensor, with few kernels. Raises UserError."""
-    return _private(torch, "_foreach_norm")(tensors)  # type: ignore[no-any-return]
-
-
-def foreach_copy_(copies: Any, live: Any, *, non_blocking: bool) -> None:
-    """Copy each tensor of `live` into that of `copies`, in one call. Raises UserError."""
-    _private(torch, "_foreach_copy_")(copies, live, non_blocking=non_blocking)
+def foreach(name: str) -> Callable[..., Any]:
+    """Return what works on all tensors of a list with few kernels: mul_, norm or copy_. Raises UserError."""
+    return _private(torch, f"_foreach_{name}")  # type: ignore[no-any-return]
 
 
 def compiled_module(module: Any) -> Any:
@@ -105,11 +103,7 @@ def compiled_module(module: Any) -> Any:
 
 def dispatch_mode() -> Any:
     """Return the base class of what sees each operator. Raises UserError."""
-    try:
-        from torch.utils._python_dispatch import TorchDispatchMode
-    except ImportError:
-        _lacks("torch.utils._python_dispatch.TorchDispatchMode")
-    return TorchDispatchMode
+    return _of_module("torch.utils._python_dispatch", "TorchDispatchMode")
 
 
 def operator_of(overload: Any) -> Any:
@@ -147,20 +141,12 @@ def set_timeout(group: Any, seconds: float) -> None:
 
 def storage_info(file: str, start: int, size: int) -> Any:
     """Return where torch.distributed.checkpoint finds a part of a file. Raises UserError."""
-    try:
-        from torch.distributed.checkpoint.filesystem import _StorageInfo
-    except ImportError:
-        _lacks("torch.distributed.checkpoint.filesystem._StorageInfo")
-    return _StorageInfo(file, start, size)
+    return _of_module("torch.distributed.checkpoint.filesystem", "_StorageInfo")(file, start, size)
 
 
 def file_view(file: BinaryIO, start: int, size: int) -> Any:
     """Return a part of an open file as a file of its own. Raises UserError."""
-    try:
-        from torch.distributed.checkpoint.utils import _create_file_view
-    except ImportError:
-        _lacks("torch.distributed.checkpoint.utils._create_file_view")
-    return _create_file_view(cast(io.IOBase, file), start, size)
+    return _of_module("torch.distributed.checkpoint.utils", "_create_file_view")(file, start, size)
 
 
 # --- torchrun's agent

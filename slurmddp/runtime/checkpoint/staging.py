@@ -106,7 +106,7 @@ class _GpuCopies:
 def _copy(pairs: list[Pair], non_blocking: bool = False) -> None:
     if pairs:
         copies, live = zip(*pairs, strict=True)
-        torch_private.foreach_copy_(copies, live, non_blocking=non_blocking)  # One call for what may be thousands.
+        torch_private.foreach("copy_")(copies, live, non_blocking=non_blocking)  # One call for what may be thousands.
 
 
 def _part(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:

@@ -19,11 +19,10 @@ from slurmddp.runtime.journal import Events
 from slurmddp.runtime.observe.beats import Beat, Beats, Comparison
 from slurmddp.runtime.observe.ddp_times import DdpTimes
 from slurmddp.runtime.observe.hangs import Hangs, Waiting
-from slurmddp.runtime.observe.process_group import ProcessGroup
 from slurmddp.runtime.observe.progress_lines import ProgressLines
 from slurmddp.runtime.observe.restart import Restart
 from slurmddp.runtime.observe.shares import Reader, Shares, figures, line_seconds
-from slurmddp.runtime.observe.signs import Steps, on_gpu
+from slurmddp.runtime.observe.signs import ProcessGroup, Steps, on_gpu
 from slurmddp.runtime.watch.own_stacks import OwnStacks
 from slurmddp.runtime.watch.process_exit import say
 from slurmddp.shared.run_folder import RunFolder

@@ -8,7 +8,9 @@ import torch
 from torch.optim import Adam, AdamW
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from slurmddp.records.rank_events import NoProcessGroup, ProcessGroupMade
 from slurmddp.runtime import torch_private
+from slurmddp.runtime.journal import Events
 
 #: process group -> collectives that this rank has issued in it
 Collectives = dict[str, int]
@@ -107,3 +109,32 @@ def collectives() -> Collectives:
 def _key(name: str, ranks: dict[int, int]) -> str:
     """The same text on all ranks of a group, and another one for any other group."""
     return f"{name}:{len(ranks)}:{min(ranks, default=0)}:{max(ranks, default=0)}"
+
+
+#: Libraries that join ranks without a process group of torch.distributed: beside them, its absence says nothing.
+_OTHERS = ("horovod", "mpi4py", "ray", "byteps")
+
+
+class ProcessGroup:
+    """Tells, on rank 0 and once per start, if several ranks make steps without a process group, or make one later."""
+
+    def __init__(self, events: Events, world: int) -> None:
+        self._events, self._world = events, world
+        self._told = False
+
+    def look(self, steps: Steps, *, last: bool = False) -> None:
+        """Look again. last: the script is about to exit, so that fewer steps are enough."""
+        if self._told:
+            if steps.grouped:
+                self._told, self._world = False, 1
+                self._events.write(ProcessGroupMade())
+        elif self._world > 1 and steps.seen >= (1 if last else ENOUGH) and not steps.grouped:
+            if any(name in sys.modules for name in _OTHERS):
+                self._world = 1
+                return
+            self._told = True
+            text = (
+                "no torch.distributed process group was made: unless the script uses another library, "
+                f"each of the {self._world} ranks trains a model of its own"
+            )
+            self._events.write(NoProcessGroup(self._world, text))

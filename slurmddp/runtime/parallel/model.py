@@ -64,7 +64,7 @@ class Parallel(ABC):
         if math.isfinite(found):
             factor = scale * min(1.0, largest / (found + _EPSILON))
             if factor != 1.0 and (gradients := self._gradients()):
-                torch_private.foreach_mul_(gradients, factor)
+                torch_private.foreach("mul_")(gradients, factor)
         return found
 
     def _gradients(self) -> list[torch.Tensor]:
@@ -92,4 +92,4 @@ def norms(tensors: list[torch.Tensor]) -> torch.Tensor:
     for tensor in tensors:
         cut = tensor.device.type == "cpu" and tensor.numel() > _PIECE
         pieces += torch.split(tensor.flatten(), _PIECE) if cut else [tensor]
-    return torch.stack(torch_private.foreach_norm(pieces)).float()
+    return torch.stack(torch_private.foreach("norm")(pieces)).float()

@@ -58,28 +58,21 @@ class Task(Protocol):
 
     def build_model(self) -> nn.Module:
         """Return a new model on the CPU. Random generators are seeded, so it is the same on every rank."""
-        ...
 
     def train_samples(self) -> Samples:
         """Return the training samples."""
-        ...
 
     def validation_samples(self) -> Samples:
         """Return the validation samples, none of them a training sample; may be empty."""
-        ...
 
     def fingerprint(self) -> str:
         """Return a text that changes if the data changes, but not if its path does. Checked when a run resumes."""
-        ...
 
     def collate(self, samples: list[Any]) -> Any:
         """Return a batch of these samples: CPU tensors, alone or nested in lists, tuples and mappings."""
-        ...
 
     def loss(self, model: Callable[..., Any], batch: Any) -> Loss:
         """Return the loss of a batch on the model's device. Must call `model` exactly once."""
-        ...
 
     def report(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return figures to print, from the means over the validation set: "loss" and each metric by name."""
-        ...
