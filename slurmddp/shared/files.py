@@ -72,6 +72,14 @@ def read_plain(path: Path, limit: int = MAX_BYTES, below: Path | None = None) ->
         return file.read(limit)
 
 
+def text_or_empty(path: Path) -> str:
+    """Return the text of a small ASCII file; empty if it is missing or cannot be read."""
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+
+
 def read_json(path: Path, below: Path | None = None) -> Any:
     """Return the value of a JSON file; bytes that are no UTF-8 stay as surrogates. below: as for `open_plain`.
 

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from slurmddp.records.metrics import Metrics
 from slurmddp.records.progress import read_progress
@@ -10,6 +9,7 @@ from slurmddp.records.rank_events import FirstStep
 from slurmddp.runtime import environment
 from slurmddp.runtime.journal import Events, Journal
 from slurmddp.runtime.watch.failures import ProgressFile
+from slurmddp.shared.files import text_or_empty
 from slurmddp.shared.run_folder import RunFolder
 
 
@@ -24,7 +24,7 @@ class ProgressLines:
         self._metrics = Journal(folder.metrics)
         self._path = folder.progress
         self._progress: ProgressFile | None = ProgressFile(folder.progress, every=0.0)
-        self._text = _read(folder.progress)
+        self._text = text_or_empty(folder.progress)
         self._seen = 0
         self._told: int | None = None
         self._at = time.monotonic()
@@ -58,7 +58,7 @@ class ProgressLines:
 
     def _tell(self, done: int) -> int:
         """Keep the progress file up to date, unless the script does: then its step is returned."""
-        text = _read(self._path)
+        text = text_or_empty(self._path)
         if text != self._text:
             self._text, self._progress = text, None
             told = read_progress(text)
@@ -66,12 +66,5 @@ class ProgressLines:
         if self._progress is None:
             return done if self._told is None else self._told
         self._progress.tell(done)
-        self._text = _read(self._path)
+        self._text = text_or_empty(self._path)
         return done
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.runtime.preflight.node_settings import NodeSettings
+from slurmddp.shared.files import text_or_empty
 
 #: A report holds the names of all packages.
 LONGEST = 8 << 20
@@ -78,7 +79,7 @@ async def sees(path: Path, token: str, seconds: float) -> bool:
     """Return whether this node comes to see the file that another one has written."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
-    while await asyncio.to_thread(_text, path) != token:
+    while await asyncio.to_thread(text_or_empty, path) != token:
         if loop.time() > deadline:
             return False
         await asyncio.sleep(0.25)
@@ -95,10 +96,3 @@ def why(error: BaseException) -> str:
     if isinstance(error, socket.gaierror) or code is None or code < 0:
         return getattr(error, "strerror", None) or str(error) or type(error).__name__
     return os.strerror(code)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""

@@ -14,6 +14,7 @@ from slurmddp.records.marker import NO_PROGRESS, Marker
 from slurmddp.records.progress import Failure, Progress, ranks_text, read_best, read_failures, read_progress, stuck
 from slurmddp.runtime.watch import marker
 from slurmddp.runtime.watch.process_exit import say
+from slurmddp.shared.files import text_or_empty
 from slurmddp.shared.run_folder import RunFolder
 
 #: Set by node.sh: how many starts in a row may end no further than the first of them, and where the step stands.
@@ -63,7 +64,7 @@ def begin(root: Path, attempt: int, environ: Mapping[str, str] = os.environ) -> 
         return None
     began, failed = root / "began", root / "failures"
     try:
-        if _text(began).strip() == str(attempt):
+        if text_or_empty(began).strip() == str(attempt):
             # Nobody starts ranks twice in an attempt but torchrun, after a failure: a clean end leaves a marker.
             with failed.open("a", encoding="ascii") as file:
                 file.write(Failure(attempt, max(step_of(root, environ), _best_of(root, environ))).line() + "\n")
@@ -71,7 +72,7 @@ def begin(root: Path, attempt: int, environ: Mapping[str, str] = os.environ) -> 
             began.write_text(f"{attempt}\n", encoding="ascii")
     except OSError as error:  # A full disk may have space again before the next save.
         say(f"warning: cannot count the failure of the last start: {error}\n")
-    steps = stuck(read_failures(_text(failed)), int(limit))
+    steps = stuck(read_failures(text_or_empty(failed)), int(limit))
     if steps is None:
         return None
     why = f"{limit} starts in a row crashed before step {steps + 1}"
@@ -103,18 +104,11 @@ def check() -> None:
 
 def step_of(root: Path, environ: Mapping[str, str]) -> int:
     """Return how far the run has come, as its ranks told; 0 if they did not."""
-    found = read_progress(_text(Path(environ.get(FILE) or RunFolder(root).progress)))
+    found = read_progress(text_or_empty(Path(environ.get(FILE) or RunFolder(root).progress)))
     return found.step if found else 0
 
 
 def _best_of(root: Path, environ: Mapping[str, str]) -> int:
     """Return the step of the best start that has ended at its limit; 0 for a script whose steps may count anew."""
-    found = read_progress(_text(Path(environ.get(FILE) or RunFolder(root).progress)))
-    return (read_best(_text(root / "best")) or 0) if found and found.steps is not None else 0
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""
+    found = read_progress(text_or_empty(Path(environ.get(FILE) or RunFolder(root).progress)))
+    return (read_best(text_or_empty(root / "best")) or 0) if found and found.steps is not None else 0
