@@ -7,6 +7,11 @@ read_facts() {
   IFS=$'\x1f' read -r code scratch node_rank head address is_host interface network gloo_interface ranks threads counted <<<"$facts"
 }
 
+hand_in() { # NAME=VALUE...: variables for the container
+  local pair
+  for pair in "$@"; do export "$prefix$pair"; done
+}
+
 fail() { # with `user` before the text: what the user has to correct, which would be the same on another node
   local fault=
   [[ "$1" != user ]] || { fault=$1; shift; }
@@ -60,44 +65,28 @@ print(sys.version_info >= (3, 10), (lacks + ["nothing"])[0], "%d.%d" % sys.versi
   for module in "${modules[@]}"; do [[ "$lacks" != "$module" ]] || fail user "no $module in $path: $todo"; done
 }
 
-# Check the sources of the binds: if one is missing, the container does not start, and names only that one
-check_binds() {
-  local bind there absent=
-  local patience=10 # seconds, for the first that does not answer
-  for bind in "${binds[@]}"; do
-    [[ "$bind" != --bind ]] || continue
-    bind=${bind%%:*}
-    # Do not wait for stat: on a dead mount it cannot be interrupted.
-    read -r -t "$patience" there < <(stat -L -c yes -- "$bind" 2>&1) || there="no answer" patience=1
-    [[ "$there" == yes ]] || absent+="${absent:+, }$bind (${there##*: })"
-  done
-  [[ -z "$absent" ]] || fail "cannot bind $absent - mount or create it on this node, or correct container.binds"
-}
-
 # The preflight's step: it starts slurmddp.runtime.preflight in the same container, in the same way as the ranks
 prepare_preflight() {
-  local about checksum
+  local about checksum absent
   SLURMDDP_COMMAND=("${container[@]}" "$python" -m slurmddp.runtime.preflight "$run")
   SLURMDDP_PREFLIGHT_STDERR=$logs/preflight/$host.stderr
   # run_preflight reads these, and the ranks' variables are set in between: without a container, in this same shell.
   SLURMDDP_SCRIPT_VALUES=$(declare -p host logs preflight alone runtime prefix own_python_path container python starter facts attach)
   mkdir -p "$logs/preflight" || fail "cannot write into the run folder ($logs)"
-  check_binds
+  absent=$("${starter[@]}" "$code" binds "${binds[@]}")
+  [[ -z "$absent" ]] || fail "cannot bind $absent - mount or create it on this node, or correct container.binds"
   if [[ -n "$image" ]]; then
     about=$image # its head holds a number of its own, its tail what lies last
     [[ ! -d "$image" ]] || about=$image/.singularity.d/labels.json
     [[ -r "$about" ]] || fail "cannot read the image $about"
     checksum=$({ head -c 1M "$about"; tail -c 1M "$about"; } | cksum)
     about=$(stat -L -c "%s bytes" "$about")
-    export "${prefix}SLURMDDP_IMAGE=$about, checksum ${checksum% *}"
+    hand_in "SLURMDDP_IMAGE=$about, checksum ${checksum% *}"
   fi
-  export "${prefix}SLURMDDP_LOGS=$logs" "${prefix}SLURMDDP_PORT=$SLURMDDP_PORT"
-  export "${prefix}SLURMDDP_PREFLIGHT_NODES=${SLURMDDP_PREFLIGHT_NODES:-}"
-  export "${prefix}SLURMDDP_PREFLIGHT_SECONDS=${SLURMDDP_PREFLIGHT_SECONDS:-}"
-  export "${prefix}SLURMDDP_HEAD=$head" "${prefix}SLURMDDP_ADDRESS=$address"
-  export "${prefix}SLURMDDP_INTERFACE=$interface" "${prefix}SLURMDDP_NETWORK=$network"
-  export "${prefix}SLURMDDP_GPUS=$gpus_per_node" "${prefix}SLURMDDP_GPU_VENDOR=$gpu_vendor"
-  export "${prefix}SLURMDDP_SCRATCH=$scratch"
+  hand_in SLURMDDP_LOGS="$logs" SLURMDDP_PORT="$SLURMDDP_PORT" SLURMDDP_HEAD="$head" SLURMDDP_ADDRESS="$address" \
+    SLURMDDP_PREFLIGHT_NODES="${SLURMDDP_PREFLIGHT_NODES:-}" SLURMDDP_PREFLIGHT_SECONDS="${SLURMDDP_PREFLIGHT_SECONDS:-}" \
+    SLURMDDP_INTERFACE="$interface" SLURMDDP_NETWORK="$network" SLURMDDP_GPUS="$gpus_per_node" \
+    SLURMDDP_GPU_VENDOR="$gpu_vendor" SLURMDDP_SCRATCH="$scratch"
 }
 
 # environment_from: secrets, from a file of the user's own, for the ranks and not for the preflight
@@ -105,7 +94,7 @@ read_secrets() {
   local secrets pair
   secrets=${XDG_CONFIG_HOME:-${HOME:-}/.config}/slurmddp/secrets/${run##*/}/.environment
   [[ -r "$secrets" ]] || fail "cannot read the variables of environment_from, which submit wrote to $secrets"
-  while IFS= read -r -d '' pair; do export "$prefix${pair?}"; done <"$secrets"
+  while IFS= read -r -d '' pair; do hand_in "$pair"; done <"$secrets"
 }
 
 # The step that measures the network: as the ranks start, with their variables
@@ -122,15 +111,10 @@ prepare_network() {
 prepare() {
   if [[ -n "$compat" ]]; then source "$code/slurmddp/shell/driver.sh"; fi
   if [[ -z "$attach" && (-z "$preflight" || ("$runtime" == none && "${SLURMDDP_STEP:-}" == preflight)) ]]; then check_python; fi
-  if [[ -n "$attach" ]]; then
-    prepare_attach
-  elif [[ "${SLURMDDP_STEP:-}" == preflight ]]; then
-    prepare_preflight
-  elif [[ "${SLURMDDP_STEP:-}" == network ]]; then
-    prepare_network
-  else
-    prepare_ranks
-  fi
+  case ${SLURMDDP_STEP:-} in
+    attach | preflight | network) "prepare_$SLURMDDP_STEP" ;;
+    *) prepare_ranks ;;
+  esac
   unset -v setup binds devices command values starter # arrays, which bash does not export: a variable of the user's may have such a name
 }
 
@@ -155,7 +139,7 @@ prepare_ranks() {
 pass_gpus() {
   local name
   for name in CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES; do
-    [[ ! -v "$name" ]] || export "$prefix$name=${!name}"
+    [[ ! -v "$name" ]] || hand_in "$name=${!name}"
   done
 }
 
@@ -164,14 +148,13 @@ name_rank() {
   local name
   [[ -z "${SLURMDDP_STEP:-}" ]] || return 0
   export SLURM_NTASKS_PER_NODE=$ranks # of this step; the job has one task per node
-  for name in "${!SLURM_@}" "${!PMI@}"; do export "$prefix$name=${!name}"; done
-  export "${prefix}RANK=$SLURM_PROCID" "${prefix}LOCAL_RANK=$SLURM_LOCALID" "${prefix}GROUP_RANK=$node_rank"
-  export "${prefix}WORLD_SIZE=$SLURM_NTASKS" "${prefix}LOCAL_WORLD_SIZE=$ranks"
-  export "${prefix}MASTER_ADDR=$head" "${prefix}MASTER_PORT=$SLURMDDP_PORT"
-  export "${prefix}SLURMDDP_CHECKPOINT=${SLURMDDP_CHECKPOINT:-}" # the save that all ranks load, for train.resume_args
+  for name in "${!SLURM_@}" "${!PMI@}"; do hand_in "$name=${!name}"; done
+  hand_in RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID" GROUP_RANK="$node_rank" WORLD_SIZE="$SLURM_NTASKS" \
+    LOCAL_WORLD_SIZE="$ranks" MASTER_ADDR="$head" MASTER_PORT="$SLURMDDP_PORT"
+  hand_in SLURMDDP_CHECKPOINT="${SLURMDDP_CHECKPOINT:-}" # the save that all ranks load, for train.resume_args
   ((SLURMDDP_NODES == 1)) || return 0
   # The ranks meet in a file here, which no other user can open (runtime/torch_private.py). The sweep removes it.
-  export "${prefix}SLURMDDP_STORE=$scratch/$SLURMDDP_RENDEZVOUS_ID/store"
+  hand_in SLURMDDP_STORE="$scratch/$SLURMDDP_RENDEZVOUS_ID/store"
   mkdir -p "$scratch/$SLURMDDP_RENDEZVOUS_ID/store" || fail "cannot create the folder in which the ranks meet, in $scratch"
 }
 
@@ -179,11 +162,8 @@ name_rank() {
 run_step() {
   [[ "${SLURMDDP_STEP:-}" != attach ]] || exec "${container[@]}" "${SLURMDDP_COMMAND[@]}" 1>&3 3>&-
   [[ "${SLURMDDP_STEP:-}" != network ]] || exec "${SLURMDDP_COMMAND[@]}"
-  [[ "${SLURMDDP_STEP:-}" != preflight ]] || run_preflight
-}
-
-# No exec: if the container or its Python does not start, this shell reports it.
-run_preflight() {
+  [[ "${SLURMDDP_STEP:-}" == preflight ]] || return 0
+  # No exec: if the container or its Python does not start, this shell reports it.
   SLURMDDP_PREFLIGHT_CODE=0
   "${SLURMDDP_COMMAND[@]}" 2>"$SLURMDDP_PREFLIGHT_STDERR" || SLURMDDP_PREFLIGHT_CODE=$?
   eval "$SLURMDDP_SCRIPT_VALUES" # a variable of the user's may have such a name

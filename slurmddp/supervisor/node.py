@@ -9,6 +9,7 @@ It prints one line for node.sh, with the separator \\x1f between these:
 """
 
 import os
+import subprocess
 import sys
 import time
 from typing import List, Mapping, Sequence, Tuple
@@ -35,6 +36,22 @@ def facts(values: Mapping[str, str], environment: Mapping[str, str]) -> List[str
         place.interface, place.network, place.interface if int(environment["SLURMDDP_NODES"]) > 1 else "lo",
         ranks, threads, "yes" if counted else "",
     ]  # fmt: skip
+
+
+def binds(arguments: Sequence[str]) -> int:
+    """Print the sources of binds that are missing, and why: the container would not start, and name only the first."""
+    lacks, patience = [], 10.0  # seconds, for the first that does not answer
+    for source in (bind.partition(":")[0] for bind in arguments if bind != "--bind"):
+        words = ["stat", "-L", "-c", "yes", "--", source]
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        try:
+            said = process.communicate(timeout=patience)[0].decode("utf-8", "surrogateescape").strip()
+        except subprocess.TimeoutExpired:
+            said, patience = "no answer", 1.0  # on a dead mount, it cannot be interrupted: nobody waits for it
+        if said != "yes":
+            lacks.append("{} ({})".format(source, said.rpartition(": ")[2]))
+    sys.stdout.buffer.write(os.fsencode(", ".join(lacks)))
+    return 0
 
 
 def _count(values: Mapping[str, str], environment: Mapping[str, str]) -> Tuple[str, str]:

@@ -1,8 +1,6 @@
 #!/bin/bash
 # gpt-books: 1 node(s) x 2 rank(s), site local. Made by slurmddp 0.0.0.
-#
 # Started as: bash job.sh RUN_FOLDER
-#
 # It starts the supervisor, passes signals on to it, and waits for it. The supervisor starts the ranks on the nodes (for
 # Slurm: srun --nodes=N --ntasks=N --ntasks-per-node=1 node.sh), watches them, and restarts them after a fault:
 # slurmddp/supervisor in RUN_FOLDER/code/slurmddp.zip.
@@ -15,8 +13,7 @@ program=(bash "$run/code/python.sh" /opt/bin/python3 "$run/code/slurmddp.zip") #
 values=(
   scheduler=local pid=$$ # slurm, or local: this machine, without Slurm
   nodes_max=1 nodes_min=1 elastic= # nodes that train, further ones are spares; minimum nodes of an attempt; may the job lose nodes and continue in its allocation?
-  guarded= # does a guard requeue the job if something kills this script?
-  requeue_policy=none singleton= # requeue: scontrol requeue; chain: sbatch of this file again; none. One job of this name at a time?
+  requeue_policy=none guarded= singleton= # requeue: scontrol requeue; chain: sbatch of this file again; none. Does a guard requeue the job if something kills this script? One job of this name at a time?
   must_save= expedite= # is the job requeued at its time limit only if something was saved in it? Does Slurm requeue it by itself if it exits with another code than 0?
   watch='[]' saves='' # where an own script saves, besides RUN_FOLDER/checkpoints; what launch.mode srun needs to load that
   breaker=3 from_zero= max_gpu_hours= gpus_per_node=0 # starts in a row without progress after which the run fails; starts from step 1 again after faults that it may make; GPU hours of all starts after which it stops
@@ -57,10 +54,8 @@ trap 'pass_on TERM' TERM; trap 'pass_on INT' INT # noted, and passed on once the
 timeout 60 test -O "$run" -a -r "${program[1]}" -a -r "${program[3]}" || fail "the run's copy of the code is gone, $run/code: was the file system purged, does it not answer, or has another user replaced the run folder? Submit again with --resume ${run##*/}"
 
 # --- the supervisor
-(
-  trap '' TERM INT USR2 # until its own handlers are there
-  exec "${program[@]}" job "$run" "$folder" "python=${program[2]}" "${values[@]}" -- "${step_options[@]}" -- "${rank_options[@]}"
-) &
+arguments=("$run" "$folder" "python=${program[2]}" "${values[@]}" -- "${step_options[@]}" -- "${rank_options[@]}")
+(trap '' TERM INT USR2; exec "${program[@]}" job "${arguments[@]}") & # it ignores signals until its own handlers are there
 child=$!
 while kill -0 "$child" 2>/dev/null; do wait "$child"; done
 wait "$child"; code=$?; [[ "$code" != 0 ]] || over=0 # also where the node's disk was full
