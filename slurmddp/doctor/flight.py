@@ -67,7 +67,9 @@ def _group(value: Any) -> str:
 
 
 def _progress(found: list[dict[str, Any]]) -> tuple[int, tuple[int, str] | None]:
-    numbers = [_number(entry) for entry in found]
+    numbers = [entry.get("collective_seq_id") for entry in found]
+    if not all(isinstance(number, int) for number in numbers):
+        raise ValueError("an entry has no collective_seq_id")
     open_ones = [
         (number, str(entry.get("profiling_name", ""))[:_NAME].rpartition(":")[2])
         for number, entry in zip(numbers, found, strict=True)
@@ -75,10 +77,3 @@ def _progress(found: list[dict[str, Any]]) -> tuple[int, tuple[int, str] | None]
         if isinstance(entry.get("profiling_name", ""), str)
     ]
     return max(numbers), min(open_ones, default=None)
-
-
-def _number(entry: dict[str, Any]) -> int:
-    number = entry.get("collective_seq_id")
-    if not isinstance(number, int):
-        raise ValueError("an entry has no collective_seq_id")
-    return number

@@ -102,8 +102,8 @@ class Tracebacks:
             current.frames.append((frame["file"], frame["line"]))
             return None
         if exception := _EXCEPTION.match(plain.strip()[:_NAME]):
-            if _is_code(text, current):
-                return None
+            if text.startswith("    ") and current.frames and "Error" in text and text.lstrip().startswith("raise"):
+                return None  # the line of code that belongs to the last frame, such as `raise ValueError`
             del self._open[rank]
             return self._finished(current, plain.strip(), exception)
         return None
@@ -119,7 +119,8 @@ class Tracebacks:
     def _alone(self, number: int, text: str, rank: int | None, host: str | None) -> Traceback | None:
         """An exception without its traceback, as in an excerpt."""
         exception = _EXCEPTION.match(text.strip()[:_NAME])
-        if exception is None or "Warning" in exception["name"] or not _is_class(exception["name"]):
+        name = exception["name"] if exception else ""
+        if exception is None or "Warning" in name or not name.rpartition(".")[2][:1].isupper():  # or no class
             return None
         return self._finished(Traceback(self.path, number, rank, host), text.strip(), exception)
 
@@ -128,12 +129,3 @@ class Tracebacks:
         if _CAUGHT.match(exception["rest"]):
             return None  # the same exception follows, with the traceback of the worker
         return found
-
-
-def _is_class(name: str) -> bool:
-    return name.rpartition(".")[2][:1].isupper()
-
-
-def _is_code(text: str, current: Traceback) -> bool:
-    """Return whether this is the line of code that belongs to the last frame, such as `raise ValueError`."""
-    return text.startswith("    ") and bool(current.frames) and "Error" in text and text.lstrip().startswith("raise")

@@ -21,15 +21,9 @@ _MAGIC_OFFSET = 32
 _MAGIC = b"SIF_MAGIC\0"
 _ARCHITECTURE = slice(45, 47)
 _ARCHITECTURES = {
-    b"01": "386",
-    b"02": "amd64",
-    b"03": "arm",
-    b"04": "arm64",
-    b"05": "ppc64",
-    b"06": "ppc64le",
-    b"11": "s390x",
-    b"12": "riscv64",
-}
+    b"01": "386", b"02": "amd64", b"03": "arm", b"04": "arm64", b"05": "ppc64", b"06": "ppc64le",
+    b"11": "s390x", b"12": "riscv64",
+}  # fmt: skip
 
 
 def is_sif(path: Path) -> bool:

@@ -98,13 +98,7 @@ def render_definition(
     ]
     return render_sections(
         "container/image.def.j2",
-        image=image,
-        source=pin or image.base.source,
-        version=version,
-        digest=digest,
-        words=words,
-        share=SHARE,
-        requirements=REQUIREMENTS,
-        packages=PACKAGES,
+        image=image, source=pin or image.base.source, version=version, digest=digest, words=words,
+        share=SHARE, requirements=REQUIREMENTS, packages=PACKAGES,
         labels=[(name, value) for name, value in labels if value],
-    )
+    )  # fmt: skip

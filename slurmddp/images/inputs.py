@@ -35,11 +35,8 @@ class Inputs:
 
     def facts(self) -> dict[str, Any]:
         """Return the record for the lock file."""
-        return {
-            "key": self.key,
-            "parts": dict(self.parts),
-            "files": {path: list(entry) for path, entry in self.files.items()},
-        }
+        files = {path: list(entry) for path, entry in self.files.items()}
+        return {"key": self.key, "parts": dict(self.parts), "files": files}
 
     def differs(self, lock: Mapping[str, Any]) -> str:
         """Return what is not as it was when the image of this lock was made, in words."""

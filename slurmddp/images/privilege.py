@@ -43,18 +43,15 @@ class Way:
 
 def look() -> Facts:
     """Find out, by trying where that is harmless."""
-    user = _user()
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # the system has no name for it (containers, LDAP that is away)
+        user = str(os.getuid())
     refusal = _namespace_refusal()
-    mapped = shutil.which("newuidmap") is not None and shutil.which("newgidmap") is not None
-    return Facts(
-        user=user,
-        root=os.geteuid() == 0,
-        namespaces=not refusal,
-        refusal=refusal,
-        subuid=mapped and all(_has_range(Path(path), user) for path in ("/etc/subuid", "/etc/subgid")),
-        fakeroot=shutil.which("fakeroot") is not None,
-        proot=shutil.which("proot") is not None,
-    )
+    here = {name: shutil.which(name) is not None for name in ("newuidmap", "newgidmap", "fakeroot", "proot")}
+    ranges = all(_has_range(Path(path), user) for path in ("/etc/subuid", "/etc/subgid"))
+    subuid = here["newuidmap"] and here["newgidmap"] and ranges
+    return Facts(user, os.geteuid() == 0, not refusal, refusal, subuid, here["fakeroot"], here["proot"])
 
 
 def choose(flavour: str, facts: Facts) -> Way:
@@ -87,14 +84,6 @@ def choose(flavour: str, facts: Facts) -> Way:
         ask += "apparmor_restrict_unprivileged_userns"
     todo = f"ask the administrators for {ask}; or build on another machine and copy the .sif and its .lock.json here"
     raise UserError(f"this machine cannot build images: {lacks}", todo=todo)
-
-
-def _user() -> str:
-    """The login name; the number where the system has no name for it (containers, LDAP that is away)."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
 
 
 def _namespace_refusal() -> str:

@@ -127,12 +127,8 @@ def workspace(root: Path | None, environment: Mapping[str, str]) -> Workspace:
         words = (("CACHEDIR", cache), ("TMPDIR", temporary))
         variables = {f"{family}_{word}": path for family in _FAMILY for word, path in words}
     home = environment.get("HOME") or "/"
-    return Workspace(
-        Path(cache or f"{home}/.apptainer/cache"),
-        Path(temporary or environment.get("TMPDIR") or "/tmp"),
-        variables,
-        closed,
-    )
+    temporary = temporary or environment.get("TMPDIR") or "/tmp"
+    return Workspace(Path(cache or f"{home}/.apptainer/cache"), Path(temporary), variables, closed)
 
 
 def _named(word: str, environment: Mapping[str, str]) -> str | None:

@@ -85,14 +85,11 @@ def safe(alert: Alert, secrets: Sequence[str]) -> Alert:
         return first(redacted(re.sub("[\n\t]", " ", plain(text[:16384])), secrets), size)
 
     return alert._replace(
-        state=line(alert.state, 120),
-        cause=line(alert.cause, 600),
-        next=line(alert.next, 400),
-        folder=line(alert.folder, 4096),
-        log=line(alert.log, 4096),
+        state=line(alert.state, 120), cause=line(alert.cause, 600), next=line(alert.next, 400),
+        folder=line(alert.folder, 4096), log=line(alert.log, 4096),
         rank=alert.rank if alert.rank is not None and 0 <= alert.rank < 10**9 else None,
         node=alert.node if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", alert.node) else "",
-    )
+    )  # fmt: skip
 
 
 def compose(target: str, payload: str, alert: Alert) -> Optional[Composed]:

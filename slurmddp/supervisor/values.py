@@ -56,22 +56,15 @@ class Values(NamedTuple):
         return ["bash", "-c", '[[ -O "$0" ]] || exit 98; exec bash "$@"', self.run]
 
     def settings(self) -> Settings:
+        words = self.words
         return Settings(
-            run=self.run,
-            scheduler=self.words["scheduler"],
-            own_script=self.yes("own_script"),
-            requeue_policy=self.words["requeue_policy"],
-            must_save=self.yes("must_save"),
-            preflight=self.words["preflight"],
-            breaker=self.number("breaker") or 3,
-            stop_lead=self.number("stop_lead"),
-            cancel_grace=self.number("cancel_grace"),
-            nodes_min=self.number("nodes_min") or 1,
-            nodes_max=self.number("nodes_max") or 1,
-            max_gpu_hours=float(self.words["max_gpu_hours"]) if self.words["max_gpu_hours"] else None,
-            checkpoints=(self.run + "/checkpoints", *json.loads(self.words["watch"])),
+            self.run, words["scheduler"], self.yes("own_script"), words["requeue_policy"], self.yes("must_save"),
+            words["preflight"], self.number("breaker") or 3, self.number("stop_lead"), self.number("cancel_grace"),
+            nodes_min=self.number("nodes_min") or 1, nodes_max=self.number("nodes_max") or 1,
+            max_gpu_hours=float(words["max_gpu_hours"]) if words["max_gpu_hours"] else None,
             breaker_from_zero=self.number("from_zero"),
-        )
+            checkpoints=(self.run + "/checkpoints", *json.loads(words["watch"])),
+        )  # fmt: skip
 
     def write(self) -> List[str]:
         """Return the arguments that `read` takes."""

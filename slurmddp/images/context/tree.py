@@ -97,14 +97,10 @@ class Tree:
     def below(self, place: str, top: Path) -> Tree:
         """The tree as content of a folder, at `place` in it; the folders between are made as they are below `top`."""
         at = place if self.folder else os.path.dirname(place)
-        above = [part for part in _parts(at) if part]
+        names = at.split("/")
+        above = [part for count in range(len(names)) if (part := "/".join(names[: count + 1]))]
         inside = [(path, os.path.join(at, name).rstrip("/"), whole) for path, name, whole in self.entries]
         return Tree(True, [*((top / part, part, False) for part in above), *inside])
-
-
-def _parts(path: str) -> list[str]:
-    names = path.split("/")
-    return ["/".join(names[: count + 1]) for count in range(len(names))]
 
 
 @dataclass(frozen=True)

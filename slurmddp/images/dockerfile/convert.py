@@ -76,7 +76,10 @@ def convert(
 
     Raises UserError, with file and line, for what cannot be converted: all of it at once.
     """
-    _check_arguments(arguments)
+    for name, value in arguments.items():
+        if not value.replace("\t", " ").isprintable():
+            what = f"the build argument {name} contains a line break or a control character"
+            raise UserError(what, todo="write it in one line")
     problems = Problems()
     instructions = read(path, problems)
     path = path.absolute()
@@ -118,27 +121,12 @@ def _text(
     own = pins.get(stages[-1].base.source)
     return render_sections(
         "container/dockerfile.def.j2",
-        version=version,
-        stages=stages,
-        staging=STAGING,
-        kept=KEPT,
-        files=FILES,
-        folder=folder,
-        runs=running.said,
+        version=version, stages=stages, staging=STAGING, kept=KEPT, files=FILES, folder=folder, runs=running.said,
         workdir=shell_parts(workdir) if workdir else "",
         entrypoint=" ".join(map(shell, running.entrypoint or ())),
         command=" ".join(map(shell, running.command or ())),
-        pins=pins,
-        digest=own.digest if own else None,
-        commit=commit,
-    )
-
-
-def _check_arguments(arguments: Mapping[str, str]) -> None:
-    for name, value in arguments.items():
-        if not value.replace("\t", " ").isprintable():
-            what = f"the build argument {name} contains a line break or a control character"
-            raise UserError(what, todo="write it in one line")
+        pins=pins, digest=own.digest if own else None, commit=commit,
+    )  # fmt: skip
 
 
 def _target(stages: tuple[Stage, ...], target: str | None, path: Path) -> Stage:

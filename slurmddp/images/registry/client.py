@@ -140,17 +140,8 @@ def _resolve(repository: _Repository, architecture: str) -> RegistryImage:
     inner = configuration.tree.get("config")
     config = Document(inner if isinstance(inner, dict) else {}, configuration.host, what)
     return RegistryImage(
-        reference=reference,
-        digest=digest,
-        platform_digest=platform_digest,
-        architecture=made_for,
-        os=system,
-        env=config.variables("Env"),
-        entrypoint=config.command("Entrypoint"),
-        workdir=config.text("WorkingDir") or None,
-        user=config.text("User") or None,
-        shell=config.command("Shell"),
-        triggers=config.texts("OnBuild"),
-        created=configuration.text("created") or None,
-        size=manifest.layers_size,
-    )
+        reference, digest, platform_digest, architecture=made_for, os=system,
+        env=config.variables("Env"), entrypoint=config.command("Entrypoint"), workdir=config.text("WorkingDir") or None,
+        user=config.text("User") or None, shell=config.command("Shell"), triggers=config.texts("OnBuild"),
+        created=configuration.text("created") or None, size=manifest.layers_size,
+    )  # fmt: skip

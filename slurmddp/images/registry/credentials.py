@@ -313,7 +313,5 @@ def _of_helper(helper: str, registry: str, shown: str, remarks: list[str]) -> Cr
 
 def _shown(path: Path) -> str:
     """Return the path with ~ for the home folder."""
-    home = os.environ.get("HOME")
-    return (
-        f"~{str(path)[len(home.rstrip('/')) :]}" if home and str(path).startswith(home.rstrip("/") + "/") else str(path)
-    )
+    home = os.environ.get("HOME", "").rstrip("/")
+    return f"~{str(path)[len(home) :]}" if home and str(path).startswith(f"{home}/") else str(path)

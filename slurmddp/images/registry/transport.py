@@ -6,7 +6,6 @@ often, and how large an answer may be are rules of ours.
 
 from __future__ import annotations
 
-import http.client
 import socket
 import ssl
 from collections.abc import Iterable, Mapping
@@ -58,7 +57,7 @@ def unreachable(error: BaseException, host: str, proxy: str | None, timeout: flo
         if status == "407":
             todo = "it requires a login: set HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT"
         return outside(f"{peer} refuses the connection (status {status})", todo)
-    if isinstance(error, (HTTPError, http.client.HTTPException, ConnectionError)):
+    if isinstance(error, (HTTPError, HTTPException, ConnectionError)):
         todo = "check host and port"
         return outside(f"{peer} does not answer as a registry does ({type(error).__name__})", todo)
     reason = getattr(error, "strerror", None) or type(error).__name__
@@ -190,15 +189,9 @@ class Transport:
         # The pool gets the host that our rules were asked about: urllib3 could read another one out of an address
         pool = self._manager(proxy).connection_from_host(origin.host, origin.port, origin.scheme)
         response = pool.urlopen(
-            "GET",
-            path,
-            headers=dict(headers),
-            timeout=self._settings.patience,
-            retries=False,
-            redirect=False,
-            assert_same_host=False,
-            preload_content=False,
-        )
+            "GET", path, headers=dict(headers), timeout=self._settings.patience,
+            retries=False, redirect=False, assert_same_host=False, preload_content=False,
+        )  # fmt: skip
         with response:
             body = bytearray()
             length = 0
@@ -219,9 +212,8 @@ class Transport:
 
     def _manager(self, proxy: Proxy | None) -> PoolManager:
         if proxy not in self._managers:
-            self._managers[proxy] = (
-                ProxyManager(f"http://{proxy.name}", proxy_headers=proxy.headers) if proxy else PoolManager()
-            )
+            made = ProxyManager(f"http://{proxy.name}", proxy_headers=proxy.headers) if proxy else PoolManager()
+            self._managers[proxy] = made
         return self._managers[proxy]
 
     def close(self) -> None:

@@ -77,19 +77,12 @@ def _after_stop(settings: Settings, facts: Facts, ledger: Ledger) -> Decision:
     noted = facts.noted
     own = noted is not None and noted.kind != CONSEQUENCE and not (facts.marker and facts.marker.state)
     if ended_by and noted is not None and own and facts.exit_code != 0:
-        cause = noted._replace(
-            text="{}, when the script had been asked to save and exit ({})".format(noted.text, reason)
-        )
-        cause, ended_by = _with(cause, kept), ""
+        text = "{}, when the script had been asked to save and exit ({})".format(noted.text, reason)
+        cause, ended_by = _with(noted._replace(text=text), kept), ""
     decision = Decision(what, cause, ledger, ended_by=ended_by, not_requeued=kept)
-    if (
-        facts.stop is None
-        and not ended_by
-        and facts.marker
-        and facts.marker.terminated
-        and _nobody_asked(settings, facts)
-    ):
-        _, rank, node = facts.marker.signal or ("", None, "")
+    marker = facts.marker
+    if facts.stop is None and not ended_by and marker and marker.terminated and _nobody_asked(settings, facts):
+        _, rank, node = marker.signal or ("", None, "")
         text = "SIGTERM that neither Slurm nor the user sent (earlyoom, or an administrator?)"
         decision = decision._replace(what=NEXT, cause=facts.stranger or Cause(text, rank, node))
         return _break(settings, facts, decision)

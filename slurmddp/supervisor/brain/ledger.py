@@ -66,11 +66,8 @@ def missing_evidence(settings: Settings, ledger: Ledger, saved: Optional[bool]) 
     if saved is None:
         return "it is not known whether the script saved something in {} since this job began{}".format(where, always)
     if ledger.started_again and not ledger.went_on:
-        how = (
-            "began at step 1 again"
-            if ledger.went_on is False
-            else "cannot be seen to have gone on behind its last step"
-        )
+        unseen = "cannot be seen to have gone on behind its last step"
+        how = "began at step 1 again" if ledger.went_on is False else unseen
         return "when it was started again, the script {}: a requeued job might do the same{}".format(how, always)
     return ""
 
@@ -131,15 +128,13 @@ def note_restart(ledger: Ledger, event: Restarted) -> Ledger:
 def read(own: Mapping[str, Any]) -> Ledger:
     """Return what the object of the brain's own file says. What is not sound is left out."""
     went_on, error = own.get("went_on"), own.get("last_error")
+    from_zero, strangers = (whole(own.get(name)) or 0 for name in ("from_zero", "strangers"))
+    started_again, step_of_run = (own.get(name) is True for name in ("started_again", "step_of_run"))
     return Ledger(
-        gpu_seconds=number(own.get("gpu_seconds")) or 0.0,
-        from_zero=whole(own.get("from_zero")) or 0,
-        strangers=whole(own.get("strangers")) or 0,
-        last_error=error if isinstance(error, str) else "",
-        started_again=own.get("started_again") is True,
-        went_on=went_on if isinstance(went_on, bool) else None,
-        step_of_run=own.get("step_of_run") is True,
-    )
+        gpu_seconds=number(own.get("gpu_seconds")) or 0.0, from_zero=from_zero, strangers=strangers,
+        last_error=error if isinstance(error, str) else "", started_again=started_again,
+        went_on=went_on if isinstance(went_on, bool) else None, step_of_run=step_of_run,
+    )  # fmt: skip
 
 
 def with_files(ledger: Ledger, failures: str, progress: str, best: str) -> Ledger:
