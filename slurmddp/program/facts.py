@@ -15,6 +15,8 @@ class Answer(enum.Enum):
     UNKNOWN = "cannot tell"
 
 
+YES, NO, UNKNOWN = Answer.YES, Answer.NO, Answer.UNKNOWN
+
 #: Each fact, and the question that it answers.
 QUESTIONS = {
     "process_group": "makes a process group, itself or by a framework",

@@ -118,8 +118,8 @@ KNOWN = frozenset(_KNOWN.split())
 
 #: Without one of these, a program trains nothing that slurmddp starts.
 TRAINING = {
-    "torch", "lightning", "pytorch_lightning", "accelerate", "transformers", "deepspeed", "trl", "sentence_transformers",
-    "composer", "fairscale", "horovod", "monai", "timm", "torch_geometric", "ignite",
+    "torch", "lightning", "pytorch_lightning", "accelerate", "transformers", "deepspeed", "trl", "composer",
+    "fairscale", "horovod", "ignite", "monai", "sentence_transformers", "timm", "torch_geometric",
 }  # fmt: skip
 
 #: Facts about the text of the script and its modules alone.

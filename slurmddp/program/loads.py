@@ -6,13 +6,12 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
-from slurmddp.program.facts import Answer, Fact, Proposal
+from slurmddp.program.facts import NO, UNKNOWN, YES, Fact, Proposal
 from slurmddp.program.names import chain, last
 from slurmddp.program.saves import WORDS, Saves, foreign
 from slurmddp.program.trace import Option, strings
 from slurmddp.program.walk import Event, Unit
 
-YES, NO, UNKNOWN = Answer.YES, Answer.NO, Answer.UNKNOWN
 _PLAIN = re.compile(r"torch\.(?:load|hub\.load_state_dict_from_url)|pickle\.load")
 _FRAMEWORK_LOADS = re.compile(
     r"(?:accelerate(?:\.\w+)*\.Accelerator\(\)\.load_state|deepspeed\.initialize\(\)\.load_checkpoint|"
@@ -62,7 +61,7 @@ class Loads:
         maybe += [e for e in judge.events if e not in plain and foreign(e, r"(?:^|_)load(?:_|$)|restore|checkpoint")]
         if maybe or saves.own_loop or (plain and states) or saves.trainer or saves.configured:
             why = "it loads something; whether it continues from it is open" if plain else saves.trainer
-            return judge.fact("loads", UNKNOWN, plain, why), judge.fact("loads_alone", UNKNOWN, plain)
+            return judge.unknown("loads", plain, why), judge.unknown("loads_alone", plain)
         return judge.no("loads"), judge.no("loads_alone")
 
     def _read_steps(self) -> Iterator[Unit]:
@@ -80,8 +79,7 @@ class Loads:
         """Return the conditions and arguments of a load."""
         program = self.judge.program
         tests = [(program.where.get(test, event.unit), test) for test in program.conditions(event.unit, event.guards)]
-        given = (*event.node.args, *(each.value for each in event.node.keywords))
-        return [*tests, *((event.unit, value) for value in given)]
+        return [*tests, *((event.unit, value) for value in event.values)]
 
     def _options(self, events: Iterable[Event]) -> list[Option]:
         trace = self.judge.trace
@@ -177,8 +175,7 @@ def _steers(name: str) -> bool:
 
 
 def _gives_optimizer(event: Event) -> bool:
-    values = [*event.node.args, *(each.value for each in event.node.keywords)]
-    return any(WORDS["optimizer"].search(last(value)) for value in values)
+    return any(WORDS["optimizer"].search(last(value)) for value in event.values)
 
 
 def _watched(text: str) -> str:

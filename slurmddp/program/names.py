@@ -27,6 +27,11 @@ def last(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
+def is_value(node: ast.AST | None, value: object) -> bool:
+    """Return whether a node is this constant."""
+    return isinstance(node, ast.Constant) and node.value == value
+
+
 def _ending(name: str) -> str:
     return ".".join(name.split(".")[-2:])
 

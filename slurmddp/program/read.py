@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from slurmddp.program import data, ranks
 from slurmddp.program.facts import QUESTIONS, Answer, Fact, Facts, Place, Unread
-from slurmddp.program.judge import Judge, beside_script
+from slurmddp.program.judge import Judge
 from slurmddp.program.libraries import TRAINING
 from slurmddp.program.loads import Loads
 from slurmddp.program.names import last
@@ -60,10 +61,11 @@ def _judge(script: str, sources: Sources) -> Facts:
     saves = Saves(judge)
     loads = Loads(saves)
     found = [
-        judge.process_group(), judge.wraps_model(), *judge.device(), *judge.data(), *saves.facts(), *loads.facts(),
-        judge.stops(), beside_script(judge), judge.text_of("data_in_tmp", "TMPDIR", calls=r"tempfile\.\w+"),
-        judge.internet(), judge.by_call("seeds"), judge.requeues(), judge.starts_ranks(), judge.workers(),
-        judge.sets("sets_omp", "OMP_NUM_THREADS"), judge.sets("sets_visible_devices", "CUDA_VISIBLE_DEVICES"),
+        ranks.process_group(judge), ranks.wraps_model(judge), *ranks.device(judge), *data.shares(judge),
+        *saves.facts(), *loads.facts(), ranks.stops(judge), data.beside_script(judge), data.in_tmp(judge),
+        data.internet(judge), judge.by_call("seeds"), ranks.requeues(judge), ranks.starts_ranks(judge),
+        data.workers(judge), judge.sets("sets_omp", "OMP_NUM_THREADS"),
+        judge.sets("sets_visible_devices", "CUDA_VISIBLE_DEVICES"),
     ]  # fmt: skip
     by_name = {fact.name: fact for fact in found}
     proposed = tuple(loads.proposals(by_name))

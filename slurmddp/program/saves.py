@@ -6,13 +6,13 @@ import ast
 import re
 from collections.abc import Iterator
 
-from slurmddp.program.facts import Answer, Fact
+from slurmddp.program.facts import NO, UNKNOWN, YES, Answer, Fact
 from slurmddp.program.judge import Judge
-from slurmddp.program.names import chain, last
+from slurmddp.program.names import chain, is_value, last
+from slurmddp.program.ranks import process_group
 from slurmddp.program.trace import strings
 from slurmddp.program.walk import Event, Unit
 
-YES, NO, UNKNOWN = Answer.YES, Answer.NO, Answer.UNKNOWN
 KINDS = ("optimizer", "scheduler", "step", "random")
 WORDS = {
     "optimizer": re.compile(r"opt(?:im|imizer|imizers)?(?:$|[^a-z])|optim", re.IGNORECASE),
@@ -208,8 +208,7 @@ class Saves:
     def _of_trainer(self) -> Iterator[Fact]:
         judge = self.judge
         events = judge.frameworks.get(self.trainer, [])
-        off = any(isinstance(value := event.argument("enable_checkpointing"), ast.Constant) and value.value is False
-                  for event in events)  # fmt: skip
+        off = any(is_value(event.argument("enable_checkpointing"), False) for event in events)
         known, name = (
             (NO if off else YES, self.trainer) if self.trainer else (UNKNOWN, "a Trainer, as it is configured")
         )
@@ -225,7 +224,7 @@ class Saves:
 
     def _every_rank(self) -> Fact:
         program, unsure = self.judge.program, []
-        judge_no_group = self.judge.process_group().answer is NO
+        judge_no_group = process_group(self.judge).answer is NO
         for event in self.plain:
             if self._coordinates(event) or program.always_under(event.unit, event.guards):
                 continue

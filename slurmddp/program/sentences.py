@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from slurmddp.program.facts import Answer, Facts, Place
-
-YES, NO, UNKNOWN = Answer.YES, Answer.NO, Answer.UNKNOWN
+from slurmddp.program.facts import NO, YES, Facts, Place
 
 
 class Sentence(NamedTuple):

@@ -35,6 +35,15 @@ class Event(NamedTuple):
     names: frozenset[str]
     guards: tuple[ast.expr, ...]
 
+    @property
+    def values(self) -> list[ast.expr]:
+        """Return what it is given."""
+        return [*self.node.args, *(each.value for each in self.node.keywords)]
+
+    def matches(self, pattern: re.Pattern[str]) -> bool:
+        """Return whether one of its names matches as a whole."""
+        return any(map(pattern.fullmatch, self.names))
+
     def argument(self, name: str, position: int | None = None) -> ast.expr | None:
         """Return the value of an argument; None if it is not given here."""
         for keyword in self.node.keywords:
