@@ -17,6 +17,7 @@ import typer
 from slurmddp.commands import options as opt
 from slurmddp.commands.new_file import write_new
 from slurmddp.commands.options import Json
+from slurmddp.container import runtime_named
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.base import is_sif
 from slurmddp.job.expand import unexpand
@@ -79,8 +80,6 @@ def environments(folder: Path, environment: Mapping[str, str]) -> list[Environme
 
 
 TASKS = ("lm", "images")
-#: What runs a SIF image.
-RUNTIMES = ("apptainer", "singularity")
 #: Shows a question with the answers to choose from (none: free text), the default first; returns the answer.
 Ask = Callable[[str, Sequence[str]], str]
 
@@ -131,7 +130,7 @@ def write_job_file(
     profile, layer = Catalogue(os.environ).load(made.site)
     choices = _choose(profile, layer.tree, task, script, ask, notes)
     container = layer.tree.get("container") or {}
-    in_container = container.get("runtime", "apptainer") != "none"
+    in_container = runtime_named(container.get("runtime")).needs_image
     write_new(path, _text(path, made.site, profile, layer.tree, task, choices))
     schema_file("job")
     needs = in_container and not (choices.image or choices.environment or container.get("image"))
@@ -186,7 +185,7 @@ def _choose(
     if script is None and task is None:
         script = one_of("Which script trains?", training_scripts(here), "training scripts")
     container = layer.get("container") or {}
-    listed = images(here) if container.get("runtime", "apptainer") in RUNTIMES else []
+    listed = images(here) if runtime_named(container.get("runtime")).takes_sif else []
     own = {f"{each.kind} {each.folder}": each for each in _environments(profile, here)}
     software = one_of("What do the ranks run in?", [*listed, *own], "images and environments")
     choices = Choices(script, software if software in listed else None, own.get(software or ""))
@@ -233,7 +232,7 @@ def _text(path: Path, site: str, profile: Site, layer: Mapping[str, Any], task: 
         has_gpus=here or profile.gpu_vendor != "none",
         knows_gpus=here or _knows_gpus(profile) or "gpus_per_node" in known,
         knows_partitions=bool(profile.partitions),
-        in_container=container.get("runtime", "apptainer") != "none",
+        in_container=runtime_named(container.get("runtime")).needs_image,
         environment=environment,
         setup=[unexpand(line) for line in environment.lines] if environment else [],
         image=None if choices.image is None else unexpand(choices.image),

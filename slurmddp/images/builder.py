@@ -17,6 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
+from slurmddp.container import SIF_PROGRAMS
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images import spython_adapter
 from slurmddp.images.base import is_sif
@@ -30,8 +31,6 @@ from slurmddp.images.workspace import HELD, RECORD, own_tmp
 
 Flavour = Literal["apptainer", "singularityce", "singularity"]
 Report = Callable[[str], None]
-
-NAMES = ("apptainer", "singularity")
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def find_builder(prefer: str | None = None) -> Builder:
 
     Raises UserError where there is neither, ExternalError where the one found does not run.
     """
-    for name in sorted(NAMES, key=lambda name: name != prefer):
+    for name in sorted(SIF_PROGRAMS, key=lambda name: name != prefer):
         if shutil.which(name):
             return parse_version(name, spython_adapter.version_text(name))
     raise UserError(

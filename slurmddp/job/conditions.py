@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
+from slurmddp.container import DEFAULT
 from slurmddp.job.document import Document
 from slurmddp.job.job import Job
 from slurmddp.job.site import Partition, Site, When
@@ -15,13 +16,12 @@ def holding(site: Site, job: Job) -> Iterator[tuple[str, When]]:
     """The entries whose conditions the job meets, by name, in the order of the profile: a later one wins."""
     resources = job.resources
     partition = site.partitions.get(resources.partition or "", Partition.model_construct())
-    runtime = job.container.runtime or "apptainer"
     found = {
         "partition": resources.partition,
         "account": resources.account,
         "qos": resources.qos or (partition.ask or {}).get("qos"),
-        "runtime": runtime,
-        "image": None if runtime == "none" else PurePosixPath(job.container.image or "").name,
+        "runtime": job.container.runtime or DEFAULT,
+        "image": PurePosixPath(job.container.image or "").name if job.container.needs_image else None,
     }
     nodes = resources.node_range.max + resources.node_range.spares
     for name, entry in site.when.items():

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
+from slurmddp.container import Runtime, runtime_named
 from slurmddp.job.alerts import Target
 from slurmddp.job.train import Parallel, Train
 from slurmddp.job.types import (
@@ -170,7 +171,7 @@ class Container(Model):
     each node with NVIDIA GPUs chooses by its driver between its own libcuda and the image's; false: as the
     image has it."""
 
-    runtime: Literal["apptainer", "singularity", "pyxis", "none"] | None = None
+    runtime: Runtime | None = None
     image: PathStr | None = None
     python: Line | None = None
     binds: Annotated[tuple[Bind, ...], Adds()] = ()
@@ -179,6 +180,11 @@ class Container(Model):
     recipe: Line | None = None
     base: Line | None = None
     pip: Annotated[tuple[Line, ...], Adds()] = ()
+
+    @property
+    def needs_image(self) -> bool:
+        """Return whether the ranks run in an image."""
+        return runtime_named(self.runtime).needs_image
 
 
 class Network(Model):

@@ -114,7 +114,7 @@ def _deepspeed(named: object, path: str, plan: Plan) -> Iterator[UserError]:
     if not os.path.isfile(file):
         told = f"deepspeed_config_file {named} of {path} does not exist"
         yield UserError(told, todo="correct it; a relative path starts at the current directory")
-    elif plan.container.runtime != "none" and not any(Path(file).is_relative_to(source) for source in binds):
+    elif plan.container.image and not any(Path(file).is_relative_to(source) for source in binds):
         told = f"the container does not see deepspeed_config_file {named} of {path}"
         yield UserError(told, todo=f"add a bind: --set container.binds=[{file}]")
 

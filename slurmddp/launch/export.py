@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurmddp.cluster.base import clean_environment
+from slurmddp.container import Bind, Container
+from slurmddp.container.apptainer import INHERITED
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.process import StopSignals
 from slurmddp.job.plan.model import BindPlan, ContainerPlan
 from slurmddp.job.plan.program import INHERITED
 from slurmddp.job.resolve import Request
 from slurmddp.launch.prepare import Prepared, prepare
+from slurmddp.launch.prepare import Prepared, Request, prepare
 from slurmddp.launch.this_machine import python_for_torch
 from slurmddp.run import checkpoints
 from slurmddp.run.checkpoints import Stored
@@ -143,11 +146,11 @@ def build_command(
     # These are set behind the setup lines, which may set PYTHONPATH, too.
     variables = {"PYTHONPATH": python_path, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
     words = [container.python, "-m", "slurmddp.runtime.export", *arguments]
-    if container.runtime != "none":
+    if container.image:
         variables["PYTHONNOUSERSITE"] = "1"
         words = [*_container(container, code, checkpoint, target), *words]
     variables = {container.environment_prefix + name: value for name, value in variables.items()}
-    if container.runtime != "none":
+    if container.image:
         variables[f"{container.executable.upper()}_NO_EVAL"] = "1"
     inherited = {name: item for name, item in clean_environment(environment).items() if not _INHERITED.fullmatch(name)}
     # The job's own may hold a token: by the environment, which a list of processes does not show.
@@ -164,11 +167,11 @@ def _command(
     return Command((*shell, *behind, *words), words[0], environment)
 
 
-def _container(container: ContainerPlan, code: Path, checkpoint: Path, target: Path) -> list[str]:
+def _container(container: Container, code: Path, checkpoint: Path, target: Path) -> list[str]:
     """`apptainer exec ... IMAGE`. Raises UserError where the image is not there."""
-    if container.runtime == "pyxis":
+    if container.made_by_srun:
         raise UserError(
-            "the run's container is pyxis's, which only a Slurm job can start",
+            f"the run's container is of {container.runtime}, which only a Slurm job can start",
             todo="run in any environment with torch:"
             f" PYTHONPATH={code / ARCHIVE} python -m slurmddp.runtime.export {checkpoint} --output {target}",
         )
@@ -179,19 +182,19 @@ def _container(container: ContainerPlan, code: Path, checkpoint: Path, target: P
             f" PYTHONPATH={code / ARCHIVE} python -m slurmddp.runtime.export {checkpoint} --output {target}",
         )
     binds = {bind.destination: bind for bind in container.binds if os.path.exists(bind.source)}
-    binds |= {str(path): BindPlan(str(path), str(path), "ro") for path in (code, checkpoint)}
-    binds[str(target.parent)] = BindPlan(str(target.parent), str(target.parent), "rw")
+    binds |= {str(path): Bind(str(path), str(path), "ro") for path in (code, checkpoint)}
+    binds[str(target.parent)] = Bind(str(target.parent), str(target.parent), "rw")
     for path in (code, checkpoint, target.parent):
         if any(char in str(path) for char in ':,"\\'):
             raise UserError(
                 f"the path {str(path)!r} contains a character that --bind does not accept", todo="rename it"
             )
     dropped = ("--nv", "--rocm", "--cleanenv")  # no GPU is needed
-    options = [option for option in container.options if option not in dropped]
+    container = container._replace(options=tuple(option for option in container.options if option not in dropped))
     # The outer folder first: one that lies in it is bound on top of it.
-    bound = [word for path in sorted(binds, key=len) for word in ("--bind", binds[path].spec)]
+    bound = [binds[path].spec for path in sorted(binds, key=len)]
     # Of this shell's variables the image gets none but the job's own; on a node, a job gives it what Slurm gave the job
-    return [container.executable, "exec", "--cleanenv", *options, "--pwd", str(code), *bound, container.image]
+    return container.words(bound, "--cleanenv", "--pwd", str(code))
 
 
 def _target(wanted: Wanted, cwd: Path) -> tuple[str, Path]:
@@ -250,7 +253,7 @@ def _prepared(folder: RunFolder, environment: Mapping[str, str]) -> Prepared:
 
 def _place(prepared: Prepared) -> str:
     container = prepared.plan.container
-    return f"the environment of {container.python}" if container.runtime == "none" else str(container.image)
+    return container.image or f"the environment of {container.python}"
 
 
 def _run(signals: StopSignals, command: Command, say: Callable[[str], None]) -> None:

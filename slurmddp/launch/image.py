@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from slurmddp.container import SIF_PROGRAMS
 from slurmddp.errors import UserError
 from slurmddp.images.context.staging import read_secrets
 from slurmddp.images.image_spec import Wanted, of_dockerfile, of_recipe
@@ -134,7 +135,7 @@ def rules_of(site: str | None, environment: Mapping[str, str] = os.environ) -> R
     runtime = (layer.tree.get("container") or {}).get("runtime")
     processors, memory = of_job or (profile.images.processors, profile.images.memory)
     return Rules(
-        prefer=str(runtime) if runtime in ("apptainer", "singularity") else None,
+        prefer=str(runtime) if runtime in SIF_PROGRAMS else None,
         # A variable that is not set here: the builder's own places are better than a folder of that name.
         cache=Path(cache).absolute() if cache and not isinstance(cache, Unexpanded) else None,
         processors=processors,

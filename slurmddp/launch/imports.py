@@ -97,7 +97,7 @@ def _beside(script: Path, name: str) -> Path | None:
 
 def _bases(plan: Plan) -> list[Path]:
     """Return the folders from which the ranks' Python imports what is installed in editable mode, as far as known."""
-    if plan.container.runtime != "none":
+    if plan.container.image:
         return []
     activated = [match[1] for line in plan.setup if (match := _ACTIVATE.search(line))]
     if plan.setup and not activated and plan.container.python_of_setup:

@@ -195,8 +195,8 @@ def _image(plan: Plan, site: Site, where: str, of_job: str) -> Iterator[UserErro
         yield ElsewhereError(
             f"the image {image} does not exist", where=where, todo=f"build it: slurmddp build-image{of_job}"
         )
-    elif plan.container.runtime == "pyxis":
-        return  # a squashfs file of enroot's
+    elif not plan.container.takes_sif:
+        return  # such as a squashfs file of enroot's
     elif os.path.isfile(image) and not is_sif(Path(image)):
         yield UserError(
             f"{image} is not a SIF image",
@@ -225,7 +225,7 @@ def _foreign(image: Path, site: Site) -> str | None:
 def _program(prepared: Prepared) -> Iterator[UserError]:
     plan, program = prepared.plan, prepared.plan.program
     where = prepared.resolved.location("train", "script")
-    if plan.workdir and plan.container.runtime != "none" and _belongs_to_the_system(plan.workdir):
+    if plan.workdir and plan.container.image and _belongs_to_the_system(plan.workdir):
         yield UserError(
             f"the job would run in {plan.workdir}, which would hide the folder of the same name in the image",
             todo="submit from one of your own folders",

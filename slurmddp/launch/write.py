@@ -103,7 +103,7 @@ def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None])
         files["image.def"] = render_definition(
             read_recipe(container.recipe, options, Path.cwd(), os.environ), __version__
         )
-    elif prepared.plan.container.runtime != "none":
+    elif prepared.plan.container.image:
         say("note: no image.def written: neither container.recipe nor container.base is set")
     own = RunFolder(folder)
     if prepared.plan.accelerate and own.accelerate.name not in files:

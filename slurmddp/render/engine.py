@@ -80,6 +80,7 @@ def environment() -> Environment:
     made.filters["quote"] = quote
     made.filters["quote_run"] = quote_run
     made.filters["yaml"] = yaml_text
+    made.filters["template"] = made.from_string  # a part that a container runtime brings
     return made
 
 

@@ -97,13 +97,9 @@ def _variables(plan: Plan) -> list[Variable]:
 
 def _container(plan: Plan) -> list[str]:
     container = plan.container
-    if container.runtime == "pyxis":
-        raise UserError("container.runtime pyxis needs Slurm's srun: check --per-node cannot start it")
-    if container.image is None:
-        return []
-    binds = [word for bind in container.binds for word in ("--bind", bind.spec)]
-    binds += ["--bind", "RUN_FOLDER"]
-    return [container.executable, "exec", *container.options, *binds, container.image]
+    if container.made_by_srun:
+        raise UserError(f"container.runtime {container.runtime} needs Slurm's srun: check --per-node cannot start it")
+    return container.words([*(bind.spec for bind in container.binds), "RUN_FOLDER"])
 
 
 def _rendezvous(plan: Plan, head: str, port: int, node: int) -> list[str]:

@@ -96,7 +96,7 @@ def missing(plan: Plan) -> list[str]:
     more = []
     if plan.setup:
         more.append("setup lines run on the first node only; the variables that they set reach the others")
-    if plan.container.compat and plan.container.runtime != "none":
+    if plan.container.compat:
         more.append("no choice between the image's libcuda and the node's: the image decides")
     return [
         f"no restart: a rank, node or link that fails ends the job{spares}",

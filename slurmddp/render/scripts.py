@@ -75,17 +75,11 @@ def node_script(plan: Plan) -> str:
         interface_prefix=wanted,
         interface_exact=interface.startswith("="),
         python_path=_value(own, "PYTHONPATH"),
-        gpu_vendor=_gpu_vendor(plan),
+        gpu_vendor=plan.container.gpu_vendor,
         miopen=any((variable.base, variable.value) == ("scratch", "miopen") for variable in own),
         preflight=_preflight(plan),
         python=python_of_submit(),
     )
-
-
-def _gpu_vendor(plan: Plan) -> str:
-    """Whose GPUs a node must show; empty if the container does not tell: then what is there is counted."""
-    options = plan.container.options
-    return "nvidia" if "--nv" in options else "amd" if "--rocm" in options else ""
 
 
 def alert_files(plan: Plan) -> dict[str, str]:

@@ -25,7 +25,7 @@ fail() { # with `user` before the text: what the user has to correct, which woul
 # What the container's runtime itself reads, and the devices that a contained container lacks
 find_container() {
   local device
-  if [[ "$runtime" != pyxis ]]; then
+  if [[ -n "$prefix" ]]; then # it reads variables of its own
     [[ -z "$cache" ]] || export "${executable^^}_CACHEDIR=$cache/$executable"
     export "${executable^^}_NO_EVAL=1" # or a shell in the container evaluates the variables' values
   fi

@@ -23,6 +23,7 @@ from slurmddp.commands.doctor import examine, lines
 from slurmddp.commands.options import Json
 from slurmddp.commands.run_options import LAST, Run
 from slurmddp.commands.terminal import Progress
+from slurmddp.container import SIF_PROGRAMS
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.job.sensitive import REDACTED, is_secret_name, redacted
 from slurmddp.launch.find import find_any_version
@@ -235,7 +236,7 @@ def _files(folder: RunFolder) -> Iterator[str]:
 
 def _versions() -> str:
     lines = [f"slurmddp {version()}", f"Python {sys.version.split()[0]} at {sys.executable}", platform.platform()]
-    for program in ("sbatch", "apptainer", "singularity"):
+    for program in ("sbatch", *SIF_PROGRAMS):
         lines.append(f"{program}: {_asked((program, '--version')).strip()}")
     return "\n".join(lines) + "\n"
 

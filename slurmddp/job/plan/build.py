@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slurmddp.container import DEFAULT, Container
 from slurmddp.errors import UserError, collecting, together
 from slurmddp.job.plan.alerts import plan_alerts, plan_mail, plan_watchdog
 from slurmddp.job.plan.batch import plan_batch
@@ -35,22 +36,21 @@ def _first_notes(resolved: Resolved, context: Context) -> list[Note]:
     return [Note("warning", text) for text in texts]
 
 
-def _doubts(resolved: Resolved, runtime: str, stop_lead: int | None, inside: bool) -> list[Note]:
+def _doubts(resolved: Resolved, container: Container, stop_lead: int | None, inside: bool) -> list[Note]:
     """Warn of settings that are allowed, but will not do what their author expects."""
     job, notes = resolved.job, []
     schedule, steps = job.train.schedule, job.train.steps
     if job.train.task and schedule.warmup > steps:
         text = f"train.schedule.warmup {schedule.warmup} is longer than train.steps {steps}: lr never reaches its peak"
         notes.append(Note("note", text))
-    if runtime == "pyxis":
-        text = "container.runtime pyxis was never run: slurmddp renders the job, and its recovery is not proven"
-        notes.append(Note("warning", text))
+    if not container.proven:
+        text = "was never run: slurmddp renders the job, and its recovery is not proven"
+        notes.append(Note("warning", f"container.runtime {container.runtime} {text}"))
     image = resolved.layered.origins.get(("container", "image"))
-    if runtime == "none" and image is not None and not image.layer.startswith("site "):
-        text = (
-            f"{image.of('container.image')}: the image is ignored, because container.runtime is none: to use it, set "
-        )
-        notes.append(Note("warning", f"{text}container.runtime to apptainer, else remove it"))
+    if not container.needs_image and image is not None and not image.layer.startswith("site "):
+        unused = f"the image is ignored, because container.runtime is {container.runtime}"
+        todo = f"to use it, set container.runtime to {DEFAULT}, else remove it"
+        notes.append(Note("warning", f"{image.of('container.image')}: {unused}: {todo}"))
     if resolved.site.scheduler == "slurm" and job.resources.time and not stop_lead and not inside:
         text = "the job is too short for a save before its time limit: progress since the last checkpoint will be lost"
         notes.append(Note("note", text))
@@ -83,13 +83,13 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
     cache = absolute(job.paths.cache, context.cwd) if job.paths.cache else None
     workdir = plan_workdir(job, program, context)
     watch = plan_watch(job, program, workdir)
-    groups = plan_environment(resolved, nodes, layout, container.runtime, cache, watch)
+    groups = plan_environment(resolved, nodes, layout, container, cache, watch)
     recovery, more = plan_recovery(resolved, nodes, layout, watch, context.inside)
     notes += more
     alerts, more = plan_alerts(resolved, context)
     notes += more
     stop_lead = plan_stop_lead(job.resources.time, job.timeouts.stop, context.save_seconds)
-    notes += _doubts(resolved, container.runtime, stop_lead, context.inside)
+    notes += _doubts(resolved, container, stop_lead, context.inside)
     sbatch = plan_sbatch(resolved, nodes, layout, recovery, stop_lead) if site.scheduler == "slurm" else ()
     return Plan(
         name=job.name,
@@ -113,7 +113,7 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
         environment=groups,
         environment_from=job.environment_from,
         setup=job.setup,
-        srun=plan_srun(resolved, nodes, layout, container.runtime),
+        srun=plan_srun(resolved, nodes, layout, container),
         accelerate=plan_accelerate(resolved, context),
         rendezvous=job.launch.rendezvous,
         rendezvous_timeout=job.timeouts.rendezvous,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from slurmddp.container import Container
 from slurmddp.job.job import Job
 from slurmddp.job.plan.model import Layout, NodePlan, Variable, VariableGroup
 from slurmddp.job.resolve import Resolved
@@ -13,7 +14,7 @@ FLIGHT_RECORDER_ENTRIES = "2000"
 
 
 def plan_environment(
-    resolved: Resolved, nodes: NodePlan, layout: Layout, runtime: str, cache: str | None, watch: tuple[str, ...]
+    resolved: Resolved, nodes: NodePlan, layout: Layout, container: Container, cache: str | None, watch: tuple[str, ...]
 ) -> tuple[VariableGroup, ...]:
     """Groups in the order in which they are exported; a later group wins, the user's own comes last.
 
@@ -23,7 +24,7 @@ def plan_environment(
     groups = [
         _group("python: unbuffered logs", PYTHONUNBUFFERED="1"),
         # Without a container, ~/.local may be just where the user's packages are.
-        _group("the image's own packages, not those of ~/.local", PYTHONNOUSERSITE="1") if runtime != "none" else None,
+        _group("the image's own packages, not those of ~/.local", PYTHONNOUSERSITE="1") if container.image else None,
         # Where only a node knows how many ranks it starts, node.sh sets their threads.
         _group("cores for each rank", OMP_NUM_THREADS=str(layout.threads_per_rank)) if nodes.world else None,
         _flight_recorder(gpus=layout.gpus_per_node > 0),

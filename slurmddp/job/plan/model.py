@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 from slurmddp import __version__
+from slurmddp.container import Container
 
 #: How the name of a script ends that bash runs, instead of Python.
 BASH_SUFFIX = ".sh"
@@ -102,37 +103,6 @@ class BatchPlan(NamedTuple):
     micro: int
     accumulation: int | None
     even: bool | None
-
-
-class BindPlan(NamedTuple):
-    """by_site: the site's own; its nodes may have what this machine lacks."""
-
-    source: str
-    destination: str
-    mode: Literal["ro", "rw"]
-    by_site: bool = False
-
-    @property
-    def spec(self) -> str:
-        """Return the value for --bind."""
-        return f"{self.source}:{self.destination}:{self.mode}"
-
-
-class ContainerPlan(NamedTuple):
-    """executable: what runs the ranks' command on a node; empty for runtime `none`. compat: each node chooses which
-    libcuda the ranks get, by its driver. contained: it has a /dev, /tmp and home of its own. python_of_setup: where a
-    setup line brings another python3, that one is taken instead of `python`."""
-
-    runtime: Literal["apptainer", "singularity", "pyxis", "none"]
-    executable: str
-    environment_prefix: str
-    image: str | None
-    options: tuple[str, ...]
-    binds: tuple[BindPlan, ...]
-    python: str
-    compat: bool = False
-    contained: bool = False
-    python_of_setup: bool = False
 
 
 class SrunPlan(NamedTuple):
@@ -296,7 +266,7 @@ class Plan(NamedTuple):
     stop_lead: int | None
     cancel_grace: int | None
     sbatch: tuple[str, ...]
-    container: ContainerPlan
+    container: Container
     environment: tuple[VariableGroup, ...]
     environment_from: tuple[str, ...]
     setup: tuple[str, ...]

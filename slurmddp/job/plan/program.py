@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os.path
-import re
 from typing import Any
 
+from slurmddp.container import DEFAULT, Bind, Container, NoContainer, runtime_named
 from slurmddp.errors import UserError
 from slurmddp.job.document import RUN
 from slurmddp.job.expand import begins_open
 from slurmddp.job.job import Job
-from slurmddp.job.plan.model import BatchPlan, BindPlan, ContainerPlan, Context, Layout, Program
+from slurmddp.job.plan.model import BatchPlan, Context, Layout, Program
 from slurmddp.job.resolve import Resolved
 from slurmddp.job.types import WORKDIRS
 from slurmddp.shared import schemas
-
-#: Behind APPTAINER_ and SINGULARITY_: inherited, these would change what a container sees.
-INHERITED = ("BIND", "BINDPATH", "MOUNT", "CONTAIN", "CONTAINALL", "COMPAT")
-_ENVIRONMENT_PREFIX = {"apptainer": "APPTAINERENV_", "singularity": "SINGULARITYENV_", "pyxis": "", "none": ""}
 
 
 def absolute(path: str, cwd: str) -> str:
@@ -85,7 +81,7 @@ def plan_accelerate(resolved: Resolved, context: Context) -> str | None:
 def check_image(resolved: Resolved) -> None:
     """Raise UserError where an image is needed, and none is named or it is not a file."""
     wanted, where = resolved.job.container, resolved.location("container", "image")
-    if wanted.runtime == "none":
+    if not wanted.needs_image:
         return
     if wanted.image is None:
         raise UserError(
@@ -102,41 +98,22 @@ def check_image(resolved: Resolved) -> None:
         )
 
 
-def plan_container(resolved: Resolved, layout: Layout, program: Program, context: Context) -> ContainerPlan:
+def plan_container(resolved: Resolved, layout: Layout, program: Program, context: Context) -> Container:
     """Return how the ranks' container starts; `check_image` has seen that there is an image where one is needed."""
     wanted = resolved.job.container
-    runtime = wanted.runtime or "apptainer"
-    if runtime == "none" or wanted.image is None:
+    if not wanted.needs_image or wanted.image is None:
         own = resolved.site.scheduler == "local" and not wanted.python  # slurmddp's own Python, where setup brings none
         python = context.python if own else wanted.python or "python3"
-        return ContainerPlan("none", "", "", None, (), (), python, python_of_setup=own and bool(resolved.job.setup))
-    device: tuple[str, ...] = {"nvidia": ("--nv",), "amd": ("--rocm",), "none": ()}[resolved.site.gpu_vendor]
-    needs_device = layout.gpus_per_node and runtime != "pyxis"  # enroot's hooks bring the GPUs
-    options = (*(device if needs_device else ()), *wanted.options)
-    return ContainerPlan(
-        runtime=runtime,
-        executable="srun" if runtime == "pyxis" else runtime,
-        environment_prefix=_ENVIRONMENT_PREFIX[runtime],
-        image=absolute(wanted.image, context.cwd),
-        options=options,
-        binds=_binds(resolved, program, context),
+        return NoContainer("none", python, python_of_setup=own and bool(resolved.job.setup))
+    kind = runtime_named(wanted.runtime)
+    container = kind(
+        runtime=wanted.runtime or DEFAULT,
         python=wanted.python or "python3",
-        compat=wanted.compat and "--nv" in options,
-        contained=any(map(contains, options)),
+        image=absolute(wanted.image, context.cwd),
+        options=(*(kind.device_options(resolved.site.gpu_vendor) if layout.gpus_per_node else ()), *wanted.options),
+        binds=_binds(resolved, program, context),
     )
-
-
-def contains(option: str) -> bool:
-    """Return whether an option of `apptainer exec` gives the container a /dev, /tmp and home of its own.
-
-    Apptainer and SingularityCE both know -c, -C, the long names, and --compat, which implies --containall
-    (cmd/internal/cli/action_flags.go). Short ones may stand together, as in -ce; -B, -H, -S, -W and -o take the rest
-    of the word for their value.
-    """
-    name, given, value = option.partition("=")
-    if given and value.lower() in ("0", "f", "false"):
-        return False
-    return name in ("--contain", "--containall", "--compat") or re.match("-[^-BHSWo]*[cC]", name) is not None
+    return container._replace(compat=wanted.compat and container.gpu_vendor == "nvidia")
 
 
 def data_paths(job: Job, context: Context) -> tuple[str, ...]:
@@ -146,7 +123,7 @@ def data_paths(job: Job, context: Context) -> tuple[str, ...]:
     return tuple(absolute(item, context.cwd) for item in listed if isinstance(item, str) and item)
 
 
-def host_path(path: str, binds: tuple[BindPlan, ...]) -> str:
+def host_path(path: str, binds: tuple[Bind, ...]) -> str:
     """Return where a path of the container lies on the host: through the bind with the longest destination above it."""
     best = None
     for bind in binds:
@@ -156,30 +133,30 @@ def host_path(path: str, binds: tuple[BindPlan, ...]) -> str:
     return path if best is None else best.source + path[len(best.destination.rstrip("/")) :]
 
 
-def _binds(resolved: Resolved, program: Program, context: Context) -> tuple[BindPlan, ...]:
+def _binds(resolved: Resolved, program: Program, context: Context) -> tuple[Bind, ...]:
     """The binds that were asked for, and those that follow: dataset, older checkpoints, a script's own folders."""
     job = resolved.job
-    binds: list[BindPlan] = []
+    binds: list[Bind] = []
     for index, bind in enumerate(job.container.binds):
         source = absolute(bind.source, context.cwd)
         origin = resolved.layered.origins.get(("container", "binds", str(index)))
         by_site = origin is not None and origin.layer.startswith("site ")
-        binds.append(BindPlan(source, bind.destination or source, bind.mode, by_site))
+        binds.append(Bind(source, bind.destination or source, bind.mode, by_site))
     read_only = [*data_paths(job, context), *context.resume_from]
     if job.train.task and job.train.init_from:
         read_only.append(absolute(job.train.init_from, context.cwd))
     read_only += [path for path in program.python_path if os.path.isabs(path)]
-    implied = [BindPlan(path, path, "ro") for path in read_only if not begins_open(path)]
+    implied = [Bind(path, path, "ro") for path in read_only if not begins_open(path)]
     if program.own or program.project:
         folders = dict.fromkeys((context.cwd, plan_workdir(job, program, context)))
-        implied += [BindPlan(path, path, "rw") for path in folders if path.startswith("/")]
+        implied += [Bind(path, path, "rw") for path in folders if path.startswith("/")]
     asked = tuple(binds)
     for new in implied:
         above = asked if new.mode == "rw" else binds  # code that runs in place may be where the script writes
         if not any(_is_below(new.destination, bind.destination) for bind in above):
             hidden = [bind for bind in binds[len(asked) :] if _is_below(bind.destination, new.destination)]
             binds = [bind for bind in binds if bind not in hidden] + [new]
-    places = [BindPlan(path, path, "rw") for path in (job.paths.cache, job.paths.node) if path]
+    places = [Bind(path, path, "rw") for path in (job.paths.cache, job.paths.node) if path]
     for made in (*binds, *places):
         if any(char in made.source + made.destination for char in ':,"\\'):
             raise UserError(
@@ -187,7 +164,7 @@ def _binds(resolved: Resolved, program: Program, context: Context) -> tuple[Bind
                 todo="rename it, or link to it",
             )
     # A resolved job holds the site's binds as well: the same one twice is one.
-    unique: dict[str, BindPlan] = {}
+    unique: dict[str, Bind] = {}
     for made in binds:
         unique.setdefault(made.spec, made)
     return tuple(unique.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from slurmddp.container import Container
 from slurmddp.errors import UserError
 from slurmddp.job.job import Job
 from slurmddp.job.plan.model import Layout, NodePlan, Note, SrunPlan
@@ -82,7 +83,7 @@ def plan_ranks(resolved: Resolved, gpus: int, whole: bool) -> tuple[int | None, 
     return None, [Note("note", text)]
 
 
-def plan_srun(resolved: Resolved, nodes: NodePlan, layout: Layout, runtime: str) -> SrunPlan | None:
+def plan_srun(resolved: Resolved, nodes: NodePlan, layout: Layout, container: Container) -> SrunPlan | None:
     """None with torchrun. Raises UserError where Slurm cannot start the ranks of this job by itself."""
     launch, ranks, cores = resolved.job.launch, nodes.ranks_per_node, layout.cpus_per_node
     if launch.mode != "srun":
@@ -92,8 +93,8 @@ def plan_srun(resolved: Resolved, nodes: NodePlan, layout: Layout, runtime: str)
         why = "a task needs torchrun, which restarts its ranks in place and signs their rendezvous"
     elif resolved.site.scheduler != "slurm":
         why = f"site {resolved.site.name} has no Slurm"
-    elif runtime == "pyxis":
-        why = "pyxis starts each container with a separate srun"
+    elif container.made_by_srun:
+        why = f"{container.runtime} starts each container with a separate srun"
     elif ranks is None:
         why = "it does not work with resources.ranks_per_node: auto"
     elif cores is not None and cores < ranks:

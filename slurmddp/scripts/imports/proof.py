@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from slurmddp.container import SIF_PROGRAMS
 from slurmddp.scripts.check.launches import base, launcher_options
 from slurmddp.scripts.check.recorded import programs, record, unset_names
 from slurmddp.scripts.imports.commands import given_by_others
@@ -197,7 +198,7 @@ class _Told:
 
     def _container(self, start: Started) -> Iterator[tuple[int, str, str]]:
         runtime = str(self.tree.get("container.runtime", "none"))
-        inside = runtime in ("apptainer", "singularity")
+        inside = runtime in SIF_PROGRAMS
         if start.contained != inside and start.line not in self.lines:
             yield start.line, "container", f"the job file has container.runtime: {runtime}"
 

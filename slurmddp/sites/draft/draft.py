@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from slurmddp.container import SIF_PROGRAMS
 from slurmddp.job.types import slurm_time
 from slurmddp.launch.job_check.cluster import limit
-from slurmddp.sites.draft.live import PARTITION, RUNTIMES, Live, NodeType
+from slurmddp.sites.draft.live import PARTITION, Live, NodeType
 from slurmddp.sites.draft.page import Page
 from slurmddp.sites.draft.seen import Seen
 
@@ -209,14 +210,14 @@ class _Draft:
         """Return the runtime that all probed nodes have, else the login node's; with its source and version."""
         login = self.live.login
         if self.seen:
-            for name in RUNTIMES:
+            for name in SIF_PROGRAMS:
                 if all(each.first(name) for each in self.seen):
                     return name, self.source, self.seen[0].first(name)
         else:
-            for name in RUNTIMES:
+            for name in SIF_PROGRAMS:
                 if told := login.runtimes.get(name):
                     return name, f"{name} --version", f"{told}, on {login.host}: nodes may differ"
-        modules = [name for name in login.modules if any(each in name.lower() for each in RUNTIMES)]
+        modules = [name for name in login.modules if any(each in name.lower() for each in SIF_PROGRAMS)]
         modules += [name for each in self.seen for name in each.facts.get("module", ()) if name not in modules]
         told = f"; modules: {', '.join(modules[:8])} (then `setup: [module load NAME]` below `job`)" if modules else ""
         told += "; `srun --help` has --container-image, so `runtime: pyxis` may work" if login.pyxis else ""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from slurmddp.cluster.client import ask
 from slurmddp.cluster.describe import Node
+from slurmddp.container import SIF_PROGRAMS
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.job.types import is_name
 from slurmddp.launch.job_check.cluster import Cluster, seconds
@@ -19,8 +20,6 @@ from slurmddp.launch.job_check.cluster import Cluster, seconds
 PARTITION = "scontrol show partition"
 #: Modules that a profile may load: container runtimes, and what brings them, or the GPUs' libraries.
 _MODULES = re.compile(r"apptainer|singularity|cuda|rocm|nccl|rccl|pytorch|aws-ofi|enroot", re.IGNORECASE)
-#: The first that is found is used: `singularity` is often a link to apptainer.
-RUNTIMES = ("apptainer", "singularity")
 _FOLDERS = re.compile(r"[A-Z0-9_]*(SCRATCH|WORK|PROJECT|STORE|DATA)[A-Z0-9_]*")
 _SECONDS = 20.0
 
@@ -149,7 +148,8 @@ def _left_out(name: str, row: Mapping[str, str], only: Collection[str]) -> str |
 
 def _login(environment: Mapping[str, str]) -> Login:
     path = environment.get("PATH")
-    runtimes = [name for name in RUNTIMES if shutil.which(name, path=path)]
+    # The first that is found is used: `singularity` is often a link to apptainer.
+    runtimes = [name for name in SIF_PROGRAMS if shutil.which(name, path=path)]
     return Login(
         host=platform.node(),
         interfaces=_interfaces(_said("ip", "-o", "-4", "addr", "show")),

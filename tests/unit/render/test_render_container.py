@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.job.plan.program import INHERITED
+from slurmddp.container.apptainer import INHERITED
 from slurmddp.render.scripts import node_script
 from tests.helpers import LM_JOB, SHELL, SIF, Desk, change_code, check_bash, has, make_code
 

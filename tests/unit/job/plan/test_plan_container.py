@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from slurmddp.job.plan.program import contains
+from slurmddp.container.apptainer import contains
 from tests.helpers import LM_JOB, Desk
 
 

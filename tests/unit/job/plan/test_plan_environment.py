@@ -6,8 +6,9 @@ import re
 
 import pytest
 
+from slurmddp.container import Bind
 from slurmddp.errors import UserError
-from slurmddp.job.plan.model import BindPlan, Plan
+from slurmddp.job.plan.model import Plan
 from slurmddp.job.plan.program import host_path
 from tests.helpers import LM_JOB, Desk, refusal
 
@@ -112,12 +113,12 @@ def test_the_same_bind_twice_is_one(desk: Desk) -> None:
     ],
 )
 def test_where_a_path_of_the_container_lies(path: str, host: str) -> None:
-    mapping = (BindPlan("/w", "/data", "ro"), BindPlan("/d", "/data/deep", "rw"))
+    mapping = (Bind("/w", "/data", "ro"), Bind("/d", "/data/deep", "rw"))
     assert host_path(path, mapping) == host
 
 
 def test_a_bind_onto_the_root_covers_all() -> None:
-    assert host_path("/a/b", (BindPlan("/w", "/", "ro"),)) == "/w/a/b"
+    assert host_path("/a/b", (Bind("/w", "/", "ro"),)) == "/w/a/b"
 
 
 @pytest.mark.parametrize("folder", ["a:b", "a,b", 'a"b', "a\\b"])

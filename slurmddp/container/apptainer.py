@@ -1,0 +1,82 @@
+"""Apptainer and Singularity, which take the same command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from slurmddp.container.base import Container
+
+#: Behind APPTAINER_ and SINGULARITY_: inherited, these would change what a container sees.
+INHERITED = ("BIND", "BINDPATH", "MOUNT", "CONTAIN", "CONTAINALL", "COMPAT")
+_DEVICES = {"nvidia": "--nv", "amd": "--rocm"}
+
+
+class Apptainer(Container):
+    """`apptainer exec IMAGE`, or `singularity exec IMAGE`."""
+
+    __slots__ = ()
+    takes_sif = True
+    node_part = """\
+# --- the container
+container=(
+  {{ c.executable | quote }} exec\
+{% if c.contained %} --workdir "$scratch/$SLURMDDP_RENDEZVOUS_ID"{% endif %}\
+{% for option in c.options %} {{ option | quote }}{% endfor %} --pwd "$workdir"
+{% if c.contained %}
+  "${devices[@]}"
+{% endif %}
+  --bind "$run:$run:rw"{% if plan.cache %} --bind "$cache:$cache:rw"{% endif %} \
+--bind "$scratch:$scratch:rw" "${binds[@]}"
+  "$image"
+)
+
+"""
+    plain_part = """\
+  {{ c.executable | quote }} exec{% for option in c.options %} {{ option | quote }}{% endfor %} \
+--pwd {{ plan.workdir | quote_run }}{% for bind in c.binds %} --bind {{ bind.spec | quote }}{% endfor %} \\
+  {{ c.image | quote }} \\
+"""
+
+    @classmethod
+    def device_options(cls, vendor: str) -> tuple[str, ...]:
+        """Return --nv or --rocm."""
+        return (_DEVICES[vendor],) if vendor in _DEVICES else ()
+
+    @property
+    def executable(self) -> str:
+        """Return apptainer or singularity."""
+        return self.runtime
+
+    @property
+    def environment_prefix(self) -> str:
+        """Return APPTAINERENV_ or SINGULARITYENV_."""
+        return f"{self.runtime.upper()}ENV_"
+
+    @property
+    def contained(self) -> bool:
+        """Return whether an option gives it a /dev, /tmp and home of its own."""
+        return any(map(contains, self.options))
+
+    @property
+    def gpu_vendor(self) -> str:
+        """Return whose GPUs its options show."""
+        return next((vendor for vendor, option in _DEVICES.items() if option in self.options), "")
+
+    def words(self, binds: Iterable[str], *more: str) -> list[str]:
+        """Return `apptainer exec ... IMAGE`."""
+        bound = [word for bind in binds for word in ("--bind", bind)]
+        return [self.executable, "exec", *more, *self.options, *bound, str(self.image)]
+
+
+def contains(option: str) -> bool:
+    """Return whether an option of `apptainer exec` gives the container a /dev, /tmp and home of its own.
+
+    Apptainer and SingularityCE both know -c, -C, the long names, and --compat, which implies --containall
+    (cmd/internal/cli/action_flags.go). Short ones may stand together, as in -ce; -B, -H, -S, -W and -o take the rest
+    of the word for their value.
+    """
+    name, given, value = option.partition("=")
+    if given and value.lower() in ("0", "f", "false"):
+        return False
+    return name in ("--contain", "--containall", "--compat") or re.match("-[^-BHSWo]*[cC]", name) is not None
