@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from slurmddp.cluster.states import JobState
 from slurmddp.errors import UserError
 
 _JOB_ID = re.compile(r"(?P<id>[0-9]{1,18}|local-[0-9]{1,18}-[0-9]{1,18})(?:;(?P<cluster>[^\s;]+))?")
@@ -32,11 +33,6 @@ LEAKING = (
 # How to reach this cluster at all: where slurm.conf is (or who serves it), and the token of sites with
 # auth/jwt.
 KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
-#: Slurm's words for a job that is over (squeue(1), "JOB STATE CODES").
-ENDED = frozenset((
-    "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
-    "NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL",
-))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,7 @@ class JobId:
 class JobView:
     """What a scheduler says about one job now.
 
-    state:      Slurm's base state word (PENDING, RUNNING, COMPLETING, COMPLETED, CANCELLED, ...), see squeue(1).
+    word:       Slurm's word for its state, for people (PENDING, RUNNING, COMPLETING, CANCELLED, ...), see squeue(1).
     reason:     why it is in that state (Priority, BeginTime, NonZeroExitCode, ...); "" if Slurm gives none.
     restarts:   how often it was requeued; None if the source does not say.
     exit_code, signal: of the batch script; None while it runs, or if the source does not say.
@@ -77,7 +73,7 @@ class JobView:
     source:     the command that knew it: scontrol, squeue, sacct, or process (the local site).
     """
 
-    state: str
+    word: str
     reason: str = ""
     restarts: int | None = None
     exit_code: int | None = None
@@ -87,6 +83,11 @@ class JobView:
     end: str | None = None
     time_limit: int | None = None
     source: str = ""
+
+    @property
+    def state(self) -> JobState:
+        """Return how it is."""
+        return JobState.of(self.word)
 
 
 class Scheduler(Protocol):

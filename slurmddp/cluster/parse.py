@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from slurmddp.cluster.base import JobId, JobView
 from slurmddp.cluster.duration import seconds_of
+from slurmddp.cluster.states import base_state
 from slurmddp.errors import ExternalError
 
 _PARSABLE = re.compile(r"([0-9]+)(?:;([^\s;]+))?", re.ASCII)
@@ -121,7 +122,7 @@ def scontrol_job(output: str) -> JobView | None:
             continue
         exit_code, signal = _exit(field.get("ExitCode", ""))
         return JobView(
-            state=base_state(field["JobState"]),
+            word=base_state(field["JobState"]),
             reason=_known(field.get("Reason")) or "",
             restarts=_number(field.get("Restarts")),
             exit_code=exit_code,
@@ -147,7 +148,7 @@ def squeue_jobs(output: str) -> dict[str, JobView]:
         if not field["JobID"].isdecimal() or not field["State"]:
             continue
         jobs[field["JobID"]] = JobView(
-            state=base_state(field["State"]),
+            word=base_state(field["State"]),
             reason=_known(field["Reason"]) or "",
             restarts=_number(field["RestartCnt"]),
             nodes=_known(field["NodeList"]) or "",
@@ -177,7 +178,7 @@ def _sacct_view(values: list[str], restarts: int) -> JobView:
     _, state, exited, _, start, end, limit, nodes = values
     exit_code, signal = _exit(exited)
     return JobView(
-        state=base_state(state),
+        word=base_state(state),
         restarts=restarts,
         exit_code=exit_code,
         signal=signal,
@@ -200,12 +201,6 @@ def joules(output: str) -> float | None:
         if value.isdecimal() and 0 < int(value) < _NO_ENERGY:
             whole, parts = (whole, parts + int(value)) if "." in job else (whole + int(value), parts)
     return whole or parts or None
-
-
-def base_state(text: str) -> str:
-    """Slurm's state word alone: `CANCELLED by 1000` and `CANCELLED+` are CANCELLED."""
-    words = text.split()
-    return words[0].rstrip("+").upper() if words else ""
 
 
 def numbers(job_ids: Iterable[JobId]) -> str:

@@ -102,14 +102,14 @@ def _is_over(build: Build) -> bool:
         return True
     if build.job is None or shutil.which("scontrol") is None:
         return False
-    from slurmddp.cluster.base import ENDED, JobId
+    from slurmddp.cluster.base import JobId
     from slurmddp.cluster.client import Slurm
 
     try:
         view = Slurm().job(JobId(build.job))
     except (ExternalError, UserError):
         return False  # Slurm does not answer: nobody knows
-    return view is None or view.state in ENDED
+    return view is None or view.state.over
 
 
 def _runs(pid: int) -> bool:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from slurmddp.cluster.base import ENDED, JobId, JobView, Scheduler
+from slurmddp.cluster.base import JobId, JobView, Scheduler
+from slurmddp.cluster.states import JobState
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.process import StopSignals
 from slurmddp.images.provenance import read_lock
@@ -158,7 +159,7 @@ def end(job: BuildJob, report: Callable[[str], None]) -> None:
                 job.scheduler.cancel(job.id)
                 asked = True
             view = job.scheduler.job(job.id)
-            if view is None or view.state in ENDED:
+            if view is None or view.state.over:
                 return
         except (ExternalError, UserError):
             pass  # busy, or ended by the terminal's second ctrl-C: once more
@@ -220,11 +221,11 @@ class _Watch:
             self._stop.check()  # ctrl-C in a terminal ends this small command, too
             self._tell(f"note: {error}")  # the job continues, whether the controller answers or not
             return
-        if view is None or view.state in ENDED:
+        if view is None or view.state.over:
             self._over_since = time.monotonic()
-        elif view.state == "PENDING":
+        elif view.state is JobState.PENDING:
             self._tell(f"job {self._job.id} is pending" + (f" ({view.reason})" if view.reason else ""))
-        elif view.state == "RUNNING":
+        elif view.state is JobState.RUNNING:
             self._tell(f"job {self._job.id} runs on {view.nodes}")
 
     def _tell(self, text: str) -> None:
@@ -253,17 +254,17 @@ def _verdict(job: BuildJob, view: JobView | None, log: _Log) -> UserError | Exte
     """Return why a job ended before its script did, as Slurm reports it."""
     if view is None:
         return ExternalError(f"Slurm no longer knows job {job.id}, and its log does not show how the build ended")
-    if log.empty and view.state in ("COMPLETED", "FAILED"):
+    if log.empty and view.state in (JobState.COMPLETED, JobState.FAILED):
         return UserError(
             f"job {job.id} finished, but this machine sees none of its files in {job.log.parent}", todo=_SHARED
         )
     where = f" on {view.nodes}" if view.nodes else ""
     more = "set a larger images.on_node.{} in the site profile"
     why, todo = {
-        "TIMEOUT": ("reached its time limit", more.format("time")),
-        "OUT_OF_MEMORY": ("ran out of memory", more.format("mem_per_node")),
-        "CANCELLED": ("was cancelled", ""),
-        "PREEMPTED": ("was preempted", "try again, or set another images.on_node.partition"),
-        "NODE_FAIL": ("lost its node", "try again"),
-    }.get(view.state, (f"ended in state {view.state}", ""))
+        JobState.TIMED_OUT: ("reached its time limit", more.format("time")),
+        JobState.OUT_OF_MEMORY: ("ran out of memory", more.format("mem_per_node")),
+        JobState.CANCELLED: ("was cancelled", ""),
+        JobState.PREEMPTED: ("was preempted", "try again, or set another images.on_node.partition"),
+        JobState.NODE_FAILED: ("lost its node", "try again"),
+    }.get(view.state, (f"ended in state {view.word}", ""))
     return ExternalError(f"job {job.id} {why}{where}: no image was made" + (f"\n  -> {todo}" if todo else ""))

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from slurmddp.cluster.base import ENDED, JobId
+from slurmddp.cluster.base import JobId
 from slurmddp.cluster.choose import scheduler_for
+from slurmddp.cluster.states import JobState
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.records.events import of
 from slurmddp.records.job_events import CancelRequested, JobStarted
@@ -19,8 +20,6 @@ from slurmddp.run.layout import RunFolder
 from slurmddp.run.state import RunState
 from slurmddp.run.unanswered import with_job
 
-#: Slurm's states of a job whose script runs, so that it can be asked.
-RUNNING = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING"})
 #: Seconds between two looks while the end is waited for.
 LOOK_EVERY = 2.0
 Done = Literal["asked", "cancelled", "over"]
@@ -85,12 +84,12 @@ def _end(folder: OwnRun, facts: Evidence, job_id: JobId, now: bool) -> Done:
     view = scheduler.job(job_id)
     if now:
         try:
-            if view is not None and view.state not in ENDED:
+            if view is not None and not view.state.over:
                 ask_to_stop(folder)  # job.sh and the guard see it while they are ended, and requeue nothing
         finally:  # a full disk must not keep the job alive
             was_there = scheduler.cancel(job_id)
         return "cancelled" if was_there else "over"
-    if view is not None and view.state in RUNNING and _began(facts, job_id):
+    if view is not None and view.state is JobState.RUNNING and _began(facts, job_id):
         ask_to_stop(folder)
         return "asked"
     if view is None:
@@ -153,8 +152,8 @@ def cancel_other_version(folder: OwnRun, *, now: bool) -> Cancelled:
     done: Done = "cancelled"
     scheduler = scheduler_for(job_id)
     view = scheduler.job(job_id)
-    runs = view is not None and view.state in RUNNING
-    if view is None or view.state in ENDED:
+    runs = view is not None and view.state is JobState.RUNNING
+    if view is None or view.state.over:
         lines.append(f"Job {job_id} was already over.")
         done = "over"
     elif runs and not now:
@@ -178,9 +177,9 @@ def cancel_other_version(folder: OwnRun, *, now: bool) -> Cancelled:
 def wait_for_job(folder: RunFolder) -> str:
     """Look every two seconds until the job is over; what the scheduler says then. Raises UserError, ExternalError."""
     job_id, _ = _job(folder)
-    while (view := scheduler_for(job_id).job(job_id)) is not None and view.state not in ENDED:
+    while (view := scheduler_for(job_id).job(job_id)) is not None and not view.state.over:
         time.sleep(LOOK_EVERY)
-    return f"Job {job_id} is over{f': {view.state}' if view else ''}."
+    return f"Job {job_id} is over{f': {view.word}' if view else ''}."
 
 
 def _cancel(folder: OwnRun, job_id: JobId) -> None:
@@ -219,4 +218,4 @@ def _by_scheduler(folder: RunFolder) -> str:
     who = "This machine" if job_id.is_local else "Slurm"
     if view is None:
         return f"{who} no longer knows its job {job_id}"
-    return f"{who} says that its job {job_id} is {view.state}{f' on {view.nodes}' if view.nodes else ''}"
+    return f"{who} says that its job {job_id} is {view.word}{f' on {view.nodes}' if view.nodes else ''}"

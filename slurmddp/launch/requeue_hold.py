@@ -8,6 +8,7 @@ from datetime import datetime
 from slurmddp.cluster.base import JobId, JobView
 from slurmddp.cluster.choose import scheduler_for
 from slurmddp.cluster.client import ask
+from slurmddp.cluster.states import JobState
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.records.job_events import HoldReleased, JobStarted
 from slurmddp.run.evidence import Evidence
@@ -30,7 +31,7 @@ def state_now(folder: RunFolder) -> RunState:
 
 def is_held(facts: Evidence, view: JobView | None) -> bool:
     """Return whether Slurm holds this job only because it was requeued. Pure but for the time now."""
-    if view is None or view.state != "PENDING" or view.reason != "BeginTime":
+    if view is None or view.state is not JobState.PENDING or view.reason != "BeginTime":
         return False
     if not view.restarts and facts.requeued is None:
         return False

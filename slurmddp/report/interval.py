@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slurmddp.cluster.states import JobState
 from slurmddp.job.job import Checkpoint
 from slurmddp.job.plan.model import Plan
 from slurmddp.records.events import Event, newest, of
@@ -29,7 +30,7 @@ SHORTEST = 60.0
 SILENCE = 3600.0
 #: An attempt that ends with one of these was ended by the job itself; saving more often would not have helped.
 _OWN_ERRORS = frozenset({"UserError", "NotFiniteError"})
-_ASKED = frozenset({"CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED"})
+_ASKED = (JobState.CANCELLED, JobState.TIMED_OUT, JobState.PREEMPTED)
 
 
 @dataclass(frozen=True)
@@ -170,4 +171,4 @@ def _asked_to_end(events: Sequence[Event], cancelled: bool) -> bool:
     """Return whether an attempt without a clean exit was stopped on purpose, or by the job's own error."""
     own = any(facts.kind in _OWN_ERRORS for _, facts in of(events, Error))
     ended = next((facts for _, facts in of(events, JobEnded)), None)
-    return cancelled or own or (ended is not None and (ended.slurm_state.split(" ")[0] in _ASKED or bool(ended.signal)))
+    return cancelled or own or (ended is not None and (JobState.of(ended.slurm_state) in _ASKED or bool(ended.signal)))

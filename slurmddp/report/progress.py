@@ -10,6 +10,7 @@ from typing import Any
 
 from slurmddp.cluster.base import JobView
 from slurmddp.cluster.reasons import is_held, reason_text
+from slurmddp.cluster.states import JobState
 from slurmddp.records.events import Event, keys_of, of
 from slurmddp.records.job_events import AttemptEnded, AttemptStarted, JobStarted
 from slurmddp.records.metrics import Metrics
@@ -115,7 +116,7 @@ def find_progress(
         step = marker.step
     if steps is None and marker is not None:
         steps = marker.steps
-    pending = view is not None and view.state == "PENDING"
+    pending = view is not None and view.state is JobState.PENDING
     return Progress(
         step=step,
         steps=steps,

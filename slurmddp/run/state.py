@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from slurmddp.cluster.base import JobView
 from slurmddp.cluster.choose import scheduler_for
 from slurmddp.cluster.reasons import is_held
+from slurmddp.cluster.states import JobState
 from slurmddp.records.marker import Marker
 from slurmddp.records.stop import BY_HAND, CANCELLED
 from slurmddp.records.submission import Submission
@@ -22,26 +23,12 @@ EXIT_CODES = {
     "pending": 3, "running": 3, "requeued": 3, "stopping": 3,
 }  # fmt: skip
 
-# Slurm's state words (squeue(1), "JOB STATE CODES") for jobs that continue or have failed. COMPLETED,
-# FAILED, PREEMPTED and PENDING need a closer look.
-_PLAIN = {
-    "RUNNING": "running", "SUSPENDED": "running", "RESIZING": "running", "SIGNALING": "running",
-    "STOPPED": "running",
-    "CONFIGURING": "pending",
-    "COMPLETING": "stopping", "STAGE_OUT": "stopping",
-    "REQUEUED": "requeued", "REQUEUE_FED": "requeued", "REQUEUE_HOLD": "requeued", "SPECIAL_EXIT": "requeued",
-    "RESV_DEL_HOLD": "requeued",
-    "TIMEOUT": "timed out", "DEADLINE": "timed out",
-    "NODE_FAIL": "node failure", "BOOT_FAIL": "node failure",
-    "CANCELLED": "cancelled", "REVOKED": "cancelled",
-    "OUT_OF_MEMORY": "out of memory",
-    "FAILED": "failed", "LAUNCH_FAILED": "failed", "RECONFIG_FAIL": "failed",
-}  # fmt: skip
+# States of a job whose run has another word.
+_RUNS = {JobState.PREPARING: "pending", JobState.ENDING: "stopping", JobState.HELD: "requeued"}
 _PLAIN_REASONS = ("NonZeroExitCode", "NodeDown")
 _SIGKILL = 9
 #: Details that continue the state's word; any other follows a colon.
 _CONTINUES = ("by you", "on ", "before it", "while pending")
-_HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 
 
 @dataclass(frozen=True)
@@ -149,36 +136,36 @@ def _cancelled(found: RunState, facts: Evidence) -> RunState:
 def _by_slurm(job: JobView, facts: Evidence) -> RunState:
     marker = facts.marker
     ended = _exit_text(job.exit_code, job.signal)
-    if job.state == "PENDING":
+    if job.state is JobState.PENDING:
         return _pending(job, facts)
-    if job.state == "FAILED" and job.signal == _SIGKILL and facts.started:
+    if job.state is JobState.FAILED and job.signal == _SIGKILL and facts.started:
         return _script_killed(facts)
-    if job.state in ("COMPLETED", "FAILED", "PREEMPTED"):
-        found = _by_marker(facts, "preempted" if job.state == "PREEMPTED" else "")
+    if job.state in (JobState.COMPLETED, JobState.FAILED, JobState.PREEMPTED):
+        found = _by_marker(facts, "preempted" if job.state is JobState.PREEMPTED else "")
         if found is not None:
             return found
-    if job.state == "TIMEOUT" and (kept := _not_requeued(facts)) is not None:
+    if job.state is JobState.TIMED_OUT and (kept := _not_requeued(facts)) is not None:
         return kept
-    if job.state == "COMPLETED":
+    if job.state is JobState.COMPLETED:
         return RunState("done", _progress(marker))
-    if job.state == "FAILED" and facts.cancel_requested:
+    if job.state is JobState.FAILED and facts.cancel_requested:
         return RunState("cancelled", _join(ended, _progress(marker)))
-    if job.state == "PREEMPTED" and facts.ended and facts.ended.decision == "done":
+    if job.state is JobState.PREEMPTED and facts.ended and facts.ended.decision == "done":
         return RunState("done", _progress(marker))  # Slurm remembers a preemption of an earlier start
-    if job.state == "PREEMPTED":
+    if job.state is JobState.PREEMPTED:
         return RunState("cancelled", _join("preempted", _progress(marker)))
-    state = _PLAIN.get(job.state)
-    if state is None:
-        return RunState("lost", f"unknown Slurm state {job.state}: see squeue(1)")
+    if job.state is JobState.UNKNOWN:
+        return RunState("lost", f"unknown Slurm state {job.word}: see squeue(1)")
+    state = _RUNS.get(job.state, job.state.text)
     if state == "running":
         where = f"on {job.nodes}" if job.nodes else ""
-        odd = job.state.lower() if job.state != "RUNNING" else ""
+        odd = "" if job.word == "RUNNING" else job.word.lower()
         if facts.stop is None:
             return RunState(state, _join(where, odd))
         why = f" ({facts.stop.reason})" if facts.stop.reason != BY_HAND else ""
         return RunState("stopping", _join(where, odd, f"asked to save and exit{why}"))
     if state == "requeued":
-        todo = f"held: `scontrol release {facts.job_id.id}`" if job.state in _HELD and facts.job_id else ""
+        todo = f"held: `scontrol release {facts.job_id.id}`" if job.state is JobState.HELD and facts.job_id else ""
         return RunState(state, _join(job.reason, todo))
     if state == "stopping":
         return RunState("requeued" if facts.requeued else state, "processes are exiting")
@@ -263,29 +250,28 @@ def _by_folder(facts: Evidence) -> RunState:
         if marker is not None and marker.state == "stopped" and marker.terminated:
             return _script_killed(facts)  # else it would have written its end, too
         return on_purpose or _lost(facts)
-    word = ended.slurm_state.split(" ")[0]
-    code, signal = ended.exit_code, ended.signal
-    state = _PLAIN.get(word)
+    code, signal, state = ended.exit_code, ended.signal, JobState.of(ended.slurm_state)
     if signal == "KILL" and not facts.requeued:  # the guard wrote it
         return _script_killed(facts)
-    if word == "COMPLETING" and signal:
+    if state is JobState.ENDING and signal:
         # What a trap sees of its own job at scancel (tried on 24.11.5) and at the time limit: only the reason
         # tells which of them it was.
-        state = "timed out" if ended.slurm_reason == "TimeLimit" else "cancelled"
-    if state == "requeued" or word == "PENDING" or facts.requeued:
+        state = JobState.TIMED_OUT if ended.slurm_reason == "TimeLimit" else JobState.CANCELLED
+    if facts.requeued or state in (JobState.PENDING, JobState.REQUEUED, JobState.HELD):
         if facts.cancel_requested:
             return RunState("cancelled", _join("while pending", _progress(marker)))
         return RunState("lost", f"it was requeued, but {_forgot(facts)}")
-    if state == "timed out" and (kept := _not_requeued(facts)) is not None:
+    if state is JobState.TIMED_OUT and (kept := _not_requeued(facts)) is not None:
         return kept
-    if state in ("timed out", "node failure", "cancelled", "out of memory"):
-        return RunState(state, _progress(marker))
+    if state in (JobState.TIMED_OUT, JobState.NODE_FAILED, JobState.CANCELLED, JobState.OUT_OF_MEMORY):
+        return RunState(state.text, _progress(marker))
+    preempted = "preempted" if state is JobState.PREEMPTED else ""
     if on_purpose is not None:
-        return _by_marker(facts, "preempted" if word == "PREEMPTED" else "") or on_purpose
+        return _by_marker(facts, preempted) or on_purpose
     if code == 0:
         return RunState("done", _progress(marker))
-    if word == "PREEMPTED" or signal.removeprefix("SIG") in ("TERM", "INT", "HUP"):
-        why = "preempted" if word == "PREEMPTED" else f"killed by SIG{signal.removeprefix('SIG')}"
+    if preempted or signal.removeprefix("SIG") in ("TERM", "INT", "HUP"):
+        why = preempted or f"killed by SIG{signal.removeprefix('SIG')}"
         return RunState("cancelled", _join(why, _progress(marker)))
     return RunState("failed", _join(f"exit code {code}" if code is not None else "", signal, _progress(marker)))
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from slurmddp.assets import asset_folder
-from slurmddp.cluster.base import ENDED, JobId, JobView
+from slurmddp.cluster.base import JobId, JobView
 from slurmddp.cluster.client import Slurm, ask
 from slurmddp.errors import ExternalError, SlurmddpError, UserError
 from slurmddp.job.types import slurm_time
@@ -98,11 +98,11 @@ class _Job:
 
     def hear(self, view: JobView | None, say: Callable[[str], None]) -> None:
         """Take what Slurm says. The output of a job that is over may still be on its way."""
-        state = f"{view.state} {view.reason}".strip() if view else "unknown to Slurm"
+        state = f"{view.word} {view.reason}".strip() if view else "unknown to Slurm"
         if state != self._state:
             say(f"  job {self._number}: {state}")
             self._state = state
-        if view is None or view.state in ENDED:
+        if view is None or view.state.over:
             self._over_since = self._over_since or time.monotonic()
             if time.monotonic() - self._over_since > LATE:
                 what = f"job {self._number} is {state}, and its output in {self.log.parent} is not whole"

@@ -130,7 +130,7 @@ def test_sbatch_that_cannot_be_run(commands: Commands, tmp_path: Path) -> None:
 def test_job_by_scontrol(commands: Commands) -> None:
     commands.sample("scontrol", "scontrol-requeued")
     view = Slurm().job(JobId("42", "alpha"))
-    assert view and (view.state, view.restarts, view.source) == ("PENDING", 1, "scontrol")
+    assert view and (view.word, view.restarts, view.source) == ("PENDING", 1, "scontrol")
     assert commands.calls == [["scontrol", "-M", "alpha", "--oneliner", "show", "job", "42"]]
 
 
@@ -138,7 +138,7 @@ def test_forgotten_by_the_controller_known_to_accounting(commands: Commands) -> 
     commands.make("scontrol", FORGOTTEN)
     commands.sample("sacct", "sacct-requeued")
     view = Slurm().job(JobId("42"))
-    assert view and (view.state, view.source) == ("TIMEOUT", "sacct")
+    assert view and (view.word, view.source) == ("TIMEOUT", "sacct")
 
 
 @pytest.mark.parametrize("sacct", [NO_ACCOUNTING, "exit 0", None])
@@ -165,7 +165,7 @@ def test_squeue_where_scontrol_is_not_allowed(commands: Commands) -> None:
     commands.make("scontrol", 'echo "scontrol is for administrators" >&2; exit 1')
     commands.make("squeue", f'echo "{line}"')
     view = Slurm().job(JobId("42"))
-    assert view and (view.state, view.restarts, view.nodes, view.source) == ("RUNNING", 1, "node1", "squeue")
+    assert view and (view.word, view.restarts, view.nodes, view.source) == ("RUNNING", 1, "node1", "squeue")
 
 
 def test_no_slurm_at_all(commands: Commands) -> None:
@@ -179,7 +179,7 @@ def test_many_jobs_take_two_commands_a_cluster(commands: Commands) -> None:
     commands.sample("sacct", "sacct-requeued")
     jobs = [JobId("41"), JobId("42"), JobId("43", "beta"), JobId("99"), JobId("41")]
     views = Slurm().jobs(jobs)
-    assert {str(job): view.state for job, view in views.items()} == {
+    assert {str(job): view.word for job, view in views.items()} == {
         "41": "RUNNING",
         "42": "TIMEOUT",
         "43;beta": "OUT_OF_MEMORY",

@@ -61,7 +61,7 @@ def test_runs_detached_and_appends_to_its_log(local: Local, tmp_path: Path, monk
 def test_running_then_gone(local: Local, tmp_path: Path) -> None:
     job = start(local, tmp_path, f"until [[ -e {tmp_path}/go ]]; do sleep 0.02; done")
     view = local.job(job)
-    assert view and (view.state, view.restarts, view.nodes) == ("RUNNING", 0, os.uname().nodename)
+    assert view and (view.word, view.restarts, view.nodes) == ("RUNNING", 0, os.uname().nodename)
     assert list(local.jobs([job, JobId("local-1-1")])) == [job]
     assert Local().job(job) == view, "another process finds it, too"
     (tmp_path / "go").touch()

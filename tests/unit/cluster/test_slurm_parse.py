@@ -6,6 +6,7 @@ import pytest
 
 from slurmddp.cluster import parse
 from slurmddp.cluster.base import JobId, JobView, clean_environment, log_option
+from slurmddp.cluster.states import JobState
 from slurmddp.errors import ExternalError, UserError
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -49,7 +50,7 @@ def test_other_output_is_shown_whole(output: str) -> None:
 
 def test_pending() -> None:
     view = scontrol("pending")
-    assert (view.state, view.reason, view.restarts, view.nodes) == ("PENDING", "Resources", 0, "")
+    assert (view.word, view.reason, view.restarts, view.nodes) == ("PENDING", "Resources", 0, "")
     assert (view.start, view.time_limit, view.source) == ("2025-11-20T14:30:00", 3600, "scontrol")
     view = scontrol("pending-unknown-start")
     assert (view.start, view.end, view.time_limit) == (None, None, None)
@@ -57,13 +58,13 @@ def test_pending() -> None:
 
 def test_running() -> None:
     view = scontrol("running")
-    assert (view.state, view.reason, view.nodes) == ("RUNNING", "", "node[1-2]")
+    assert (view.word, view.reason, view.nodes) == ("RUNNING", "", "node[1-2]")
     assert (view.start, view.end) == ("2025-11-20T14:00:02", "2025-11-20T15:00:02")
 
 
 def test_requeued() -> None:
     view = scontrol("requeued")
-    assert (view.state, view.reason, view.restarts) == ("PENDING", "BeginTime", 1)
+    assert (view.word, view.reason, view.restarts) == ("PENDING", "BeginTime", 1)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_requeued() -> None:
 )
 def test_ended(name: str, state: str, reason: str, exit_code: int, signal: "int | None") -> None:
     view = scontrol(name)
-    assert (view.state, view.reason, view.exit_code, view.signal) == (state, reason, exit_code, signal)
+    assert (view.word, view.reason, view.exit_code, view.signal) == (state, reason, exit_code, signal)
 
 
 @pytest.mark.parametrize(
@@ -106,13 +107,13 @@ def test_a_real_scontrol(
 ) -> None:
     view = parse.scontrol_job(sample(f"real-scontrol-{name}"))
     assert view is not None
-    assert (view.state, view.reason, view.restarts) == (state, reason, restarts)
+    assert (view.word, view.reason, view.restarts) == (state, reason, restarts)
     assert (view.exit_code, view.signal, view.nodes, view.time_limit) == (exit_code, signal, nodes, limit)
 
 
 def test_a_real_squeue() -> None:
     (view,) = parse.squeue_jobs(sample("real-squeue-requeued")).values()
-    assert (view.state, view.reason, view.restarts, view.nodes) == ("PENDING", "BeginTime", 1, "")
+    assert (view.word, view.reason, view.restarts, view.nodes) == ("PENDING", "BeginTime", 1, "")
     assert (view.start, view.time_limit) == ("2026-11-20T14:46:52", 300)
 
 
@@ -123,7 +124,7 @@ def test_time_limit_forms() -> None:
 
 def test_names_and_comments_are_not_read_as_fields() -> None:
     view = scontrol("forged")
-    assert (view.state, view.restarts, view.exit_code) == ("RUNNING", 0, 0)
+    assert (view.word, view.restarts, view.exit_code) == ("RUNNING", 0, 0)
 
 
 def test_banner_of_a_wrapped_scontrol() -> None:
@@ -135,7 +136,7 @@ def test_banner_of_a_wrapped_scontrol() -> None:
 def test_sacct() -> None:
     completed = parse.sacct_jobs(sample("sacct-completed"))["42"]
     assert completed == JobView(
-        state="COMPLETED",
+        word="COMPLETED",
         restarts=0,
         exit_code=0,
         nodes="node[1-2]",
@@ -145,9 +146,9 @@ def test_sacct() -> None:
         source="sacct",
     )
     cancelled = parse.sacct_jobs(sample("sacct-cancelled"))["42"]
-    assert (cancelled.state, cancelled.signal) == ("CANCELLED", 15)
+    assert (cancelled.word, cancelled.signal) == ("CANCELLED", 15)
     never_ran = parse.sacct_jobs(sample("sacct-cancelled-pending"))["42"]
-    assert (never_ran.state, never_ran.start, never_ran.nodes) == ("CANCELLED", None, "")
+    assert (never_ran.word, never_ran.start, never_ran.nodes) == ("CANCELLED", None, "")
 
 
 @pytest.mark.parametrize(
@@ -167,8 +168,8 @@ def test_sacct_counts_the_newest_record_of_a_requeued_job() -> None:
     lines = sample("sacct-requeued").splitlines()
     for order in (lines, lines[::-1]):  # sacct does not promise an order
         jobs = parse.sacct_jobs("\n".join(["a banner | with bars", *order]))
-        assert (jobs["42"].state, jobs["42"].restarts, jobs["42"].nodes) == ("TIMEOUT", 2, "node[1,3]")
-        assert (jobs["43"].state, jobs["43"].restarts) == ("OUT_OF_MEMORY", 0)
+        assert (jobs["42"].word, jobs["42"].restarts, jobs["42"].nodes) == ("TIMEOUT", 2, "node[1,3]")
+        assert (jobs["43"].word, jobs["43"].restarts) == ("OUT_OF_MEMORY", 0)
 
 
 def squeue_line(*values: str) -> str:
@@ -187,14 +188,14 @@ def test_squeue() -> None:
     )
     jobs = parse.squeue_jobs(text)
     assert jobs["42"] == JobView(
-        state="PENDING",
+        word="PENDING",
         reason=reason,
         restarts=2,
         start="2025-11-20T14:30:00",
         time_limit=86400,
         source="squeue",
     )
-    assert (jobs["43"].state, jobs["43"].reason, jobs["43"].nodes) == ("RUNNING", "", "n[1-9]")
+    assert (jobs["43"].word, jobs["43"].reason, jobs["43"].nodes) == ("RUNNING", "", "n[1-9]")
 
 
 def test_kinds_of_failure() -> None:
@@ -240,3 +241,14 @@ def test_log_option() -> None:
     assert log_option("/runs/100%j/job.log") == "--output=/runs/100%%j/job.log"
     with pytest.raises(UserError, match="backslash"):
         log_option("/runs/a\\b/job.log")
+
+
+def test_states() -> None:
+    over = {word for state in JobState if state.over for word in state.words}
+    assert over == {
+        "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
+        "NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL",
+    }  # fmt: skip
+    assert JobState.of("CANCELLED by 1000") is JobState.of("CANCELLED+") is JobState.CANCELLED
+    assert JobState.of("NEW_IN_SLURM_30") is JobState.of("") is JobState.UNKNOWN
+    assert not JobState.UNKNOWN.over

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from slurmddp.cluster.base import JobId, JobView
+from slurmddp.cluster.states import JobState
 from slurmddp.errors import UserError
 from slurmddp.records.marker import Marker, Signal
 from slurmddp.records.stop import BY_HAND, StopRequest
@@ -363,7 +364,10 @@ def test_exit_codes() -> None:
     assert {state for state, code in EXIT_CODES.items() if code == 0} == {"done"}
     going = {state for state, code in EXIT_CODES.items() if code == 3}
     assert going == {"pending", "running", "requeued", "stopping"}
-    assert set(module._PLAIN.values()) <= set(EXIT_CODES)
+    words = {
+        module._RUNS.get(each, each.text) for each in JobState if each not in (JobState.PREEMPTED, JobState.UNKNOWN)
+    }
+    assert words <= set(EXIT_CODES)
     assert all(RunState(state).going == (state in going) for state in EXIT_CODES)
 
 
