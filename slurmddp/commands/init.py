@@ -189,7 +189,7 @@ def _choose(
     own = {f"{each.kind} {each.folder}": each for each in _environments(profile, here)}
     software = one_of("What do the ranks run in?", [*listed, *own], "images and environments")
     choices = Choices(script, software if software in listed else None, own.get(software or ""))
-    if ask is None or profile.scheduler == "local":
+    if ask is None or not profile.queues:
         return choices
     if "resources.account" in profile.required and not (layer.get("resources") or {}).get("account"):
         return choices._replace(account=ask("Which Slurm account pays?", ()) or None)
@@ -199,7 +199,7 @@ def _choose(
 def _environments(profile: Site, folder: Path) -> list[Environment]:
     """On this machine, slurmddp's own environment is taken anyway."""
     found = environments(folder, os.environ)
-    own = os.path.realpath(sys.prefix) if profile.scheduler == "local" else None
+    own = os.path.realpath(sys.prefix) if not profile.queues else None
     return [each for each in found if os.path.realpath(each.folder) != own]
 
 
@@ -207,7 +207,7 @@ def _text(path: Path, site: str, profile: Site, layer: Mapping[str, Any], task: 
     known = layer.get("resources") or {}
     container = layer.get("container") or {}
     asks = [key.removeprefix("resources.") for key in profile.required if key.startswith("resources.")]
-    here = profile.scheduler == "local" and count_gpus(os.environ) > 0
+    here = not profile.queues and count_gpus(os.environ) > 0
     partition = known.get("partition")
     others = [name for name in profile.partitions if name != partition]
     gpus = profile.partitions[partition].gpus_per_node if partition in profile.partitions else None
@@ -237,7 +237,7 @@ def _text(path: Path, site: str, profile: Site, layer: Mapping[str, Any], task: 
         setup=[unexpand(line) for line in environment.lines] if environment else [],
         image=None if choices.image is None else unexpand(choices.image),
         site_image=container.get("image"),
-        slurm=profile.scheduler == "slurm",
+        slurm=profile.queues,
     )
 
 

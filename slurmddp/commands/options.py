@@ -253,7 +253,7 @@ def show_notes(prepared: "Prepared", known: "Sequence[UserError]" = ()) -> None:
             continue
         say(labelled(note.level, note.text))
     if any(not fact.verified for fact in prepared.resolved.site.facts.values()):
-        name, level = prepared.plan.site, prepared.resolved.site.level
+        name, level = prepared.plan.site.name, prepared.resolved.site.level
         say(f"note: the profile of {name} ({level}) has unverified values: `slurmddp site {name}` lists them")
 
 

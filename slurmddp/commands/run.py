@@ -174,7 +174,7 @@ def run_foreground(
     """
     plan = prepared.plan
     outer = os.environ.get("SLURM_JOB_ID")
-    if plan.scheduler == "slurm" and outer is None:
+    if plan.site.queues and outer is None:
         raise UserError(
             "this shell is not in a Slurm allocation",
             todo=f"first run salloc --nodes={plan.nodes.max}; or use `slurmddp submit`, or --site local",
@@ -191,13 +191,13 @@ def run_foreground(
     command = ("bash", str(folder.job_sh), str(folder.path))
     with Foreground(folder, say) as job:
         pid = job.start(command, plan.runs_root)
-        if plan.scheduler == "slurm" and outer is not None:
+        if plan.site.queues and outer is not None:
             record(folder, outer, "allocation", command, warnings)
         else:
             record(folder, str(job_id_of(pid)), "local", command, warnings)
         for warning in warnings:
             say(labelled("warning", warning))
-        say(f"site    {plan.site} ({prepared.resolved.site_from})\n{_where(prepared, outer)}")
+        say(f"site    {plan.site.name} ({prepared.resolved.site_from})\n{_where(prepared, outer)}")
         if plan.program.own:
             say(f"in      {workdir_in(plan, folder.path)}")
         say(f"run     {folder.id}\nfolder  {folder.path}")
@@ -214,7 +214,7 @@ def _where(prepared: Prepared, outer: str | None) -> str:
     gpus, ranks = plan.layout.gpus_per_node, plan.nodes.ranks_per_node
     each = f", {ranks} rank{'s' * (ranks > 1)}" if ranks else ""
     each += f" on {gpus} GPU{'s' * (gpus > 1)}" if gpus else " on the cores"
-    if plan.scheduler == "slurm":
+    if plan.site.queues:
         count = plan.nodes.max
         return f"uses    the allocation of Slurm job {outer}: {count} node{'s' * (count > 1)}{each} per node"
     beside = f"; Slurm job {outer}, in which this shell is, has nodes that it does not use" if outer else ""

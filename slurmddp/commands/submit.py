@@ -162,9 +162,9 @@ def _batch(plan: Plan) -> str:
 
 
 def _time(plan: Plan) -> str:
-    if plan.scheduler == "local":
+    if not plan.site.queues:
         return "no limit"
-    limit = "the partition's default" if plan.time is None else slurm_time(plan.time)
+    limit = "the partition's default" if plan.job.resources.time is None else slurm_time(plan.job.resources.time)
     return limit + (f"; ranks save {plan.stop_lead} s before" if plan.stop_lead else "")
 
 
@@ -212,7 +212,7 @@ def _submit_plain(request: Request, *, dry_run: bool, as_json: bool) -> None:
     unchecked = unknown_here(plan, errors) if dry_run else []
     if errors := [error for error in errors if error not in unchecked]:
         raise together(errors)
-    path = Path(f"{plan.name}.sbatch")
+    path = Path(f"{plan.job.name}.sbatch")
     text = plain_script(plan, path.name)
     job_id, log, next_ = None, None, [f"sbatch {path}"]
     if not dry_run:

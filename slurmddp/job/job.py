@@ -307,6 +307,11 @@ class Paths(Model):
     cache: PathStr | None = None
     node: PathStr = "/tmp"
 
+    @property
+    def permissions(self) -> int:
+        """Return the mode of a run folder."""
+        return int(self.mode, 8)
+
 
 class Job(Model):
     """job.yaml. environment_from: variables with secrets, read at submission, written to no file of the run folder, and

@@ -147,7 +147,7 @@ def resolve(
             raise
         no_site = error
         name, named_at, (site, site_layer) = _STANDS_IN, "", find_site(_STANDS_IN)
-    if site.scheduler == "local":
+    if not site.queues:
         _gpus_of_one_machine(above[-1])
     layered, job = _lay(name, [site_layer, *above], wrong)
     if conditional := conditional_layers(site, job, site_layer):

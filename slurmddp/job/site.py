@@ -201,3 +201,8 @@ class Site(Model):
     when: dict[Name, When] = {}
     facts: dict[str, Fact] = {}
     job: dict[str, Any] = {}
+
+    @property
+    def queues(self) -> bool:
+        """Return whether jobs wait in a queue for nodes of a cluster: else they are processes of this machine."""
+        return self.scheduler != "local"

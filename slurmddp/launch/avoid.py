@@ -31,7 +31,7 @@ class Avoided(NamedTuple):
 def avoid(prepared: Prepared) -> Avoided:
     """Return what keeps this job off bad nodes. Slurm is asked only if there are any."""
     plan, site = prepared.plan, prepared.resolved.site
-    if plan.scheduler != "slurm" or plan.inside:
+    if not plan.queued:
         return Avoided()
     now = time.time()
     bad = bad_nodes(site.name, site.exclude_bad_nodes_for, now)

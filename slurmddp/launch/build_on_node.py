@@ -55,7 +55,7 @@ def ask(site: str | None, environment: Mapping[str, str]) -> Asked:
     if named is None:  # Slurm's own defaults
         return Asked(None, _sbatch_options(Site.model_construct(), _Resources.model_construct()), ())
     name, profile, layer = named
-    if profile.scheduler != "slurm":
+    if not profile.queues:
         raise UserError(f"site {profile.name} has no Slurm, so --on-node does not work", where="--on-node", todo=HERE)
     layers = _layers(layer, environment)
     options = _sbatch_options(profile, layers.resources)

@@ -43,7 +43,7 @@ def cancel_run(folder: OwnRun, *, now: bool) -> Cancelled:
     facts = with_job(folder, evidence(folder))
     if facts.job_id is None:
         raise UserError(f"run {folder.id} was never submitted: there is no job to cancel")
-    if facts.submission is not None and facts.submission.scheduler == "allocation":
+    if facts.submission is not None and facts.submission.inside:
         return _cancel_inside(folder, facts, now)
     done: list[tuple[JobId, Done]] = []
     try:
@@ -196,7 +196,7 @@ def _job(folder: RunFolder) -> tuple[JobId, bool]:
     except UserError:
         sent = None  # written differently by that version
     if sent is not None and sent.job_id:
-        return JobId.parse(sent.job_id), sent.scheduler == "allocation"
+        return JobId.parse(sent.job_id), sent.inside
     if number := next(
         (entry.job_id for entry in index.entries() if entry.path == str(folder.path) and entry.job_id), ""
     ):

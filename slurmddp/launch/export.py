@@ -155,7 +155,7 @@ def build_command(
     inherited = {name: item for name, item in clean_environment(environment).items() if not _INHERITED.fullmatch(name)}
     # The job's own may hold a token: by the environment, which a list of processes does not show.
     passed = {container.environment_prefix + name: value for name, value in own.items()}
-    return _command(code, prepared.plan.setup, variables, words, {**inherited, **passed})
+    return _command(code, prepared.plan.job.setup, variables, words, {**inherited, **passed})
 
 
 def _command(

@@ -28,7 +28,7 @@ def imported_elsewhere(plan: Plan, found: Survey, script: str) -> Iterator[str]:
     """Yield a warning for each package that the script imports, and that the ranks do not import from the copy."""
     path = found.root / script
     names, text = _imports(path)
-    if "sys.path" in text or _ELSEWHERE in " ".join(plan.setup) or _ELSEWHERE in _variables(plan):
+    if "sys.path" in text or _ELSEWHERE in " ".join(plan.job.setup) or _ELSEWHERE in _variables(plan):
         return
     bases = _bases(plan)
     for name in names:
@@ -99,8 +99,8 @@ def _bases(plan: Plan) -> list[Path]:
     """Return the folders from which the ranks' Python imports what is installed in editable mode, as far as known."""
     if plan.container.image:
         return []
-    activated = [match[1] for line in plan.setup if (match := _ACTIVATE.search(line))]
-    if plan.setup and not activated and plan.container.python_of_setup:
+    activated = [match[1] for line in plan.job.setup if (match := _ACTIVATE.search(line))]
+    if plan.job.setup and not activated and plan.container.python_of_setup:
         return []  # a module or conda line may bring another Python
     prefix = Path(activated[-1]) if activated else Path(plan.container.python).parent.parent
     found: list[Path] = []

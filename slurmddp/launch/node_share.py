@@ -40,7 +40,7 @@ def with_share(resolved: Resolved, cluster: Cluster | None = None) -> tuple[Reso
     gpus = partition.gpus_per_node if wanted.gpus_per_node is None else wanted.gpus_per_node
     chosen = any(extra.split("=")[0] in _CHOSEN for extra in wanted.sbatch_extra)
     known = wanted.cpus_per_node or partition.cpus_per_node
-    if resolved.site.scheduler != "slurm" or not gpus or known or chosen or is_auto(resolved):
+    if not resolved.site.queues or not gpus or known or chosen or is_auto(resolved):
         return resolved, []
     cluster = cluster or Cluster()
     shares = _shares(resolved, gpus, cluster)

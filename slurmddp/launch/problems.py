@@ -39,7 +39,7 @@ def refusals(prepared: Prepared, *, program: bool = True) -> list[UserError]:
     """
     found = [*problems(prepared, program=program), *absent_secrets(prepared.plan)]
     with collecting(found):
-        refuse_root(Path(prepared.plan.runs_root), prepared.plan.name)
+        refuse_root(Path(prepared.plan.runs_root), prepared.plan.job.name)
     return found
 
 
@@ -51,7 +51,7 @@ def refuse_problems(prepared: Prepared, *, program: bool = True) -> None:
 
 def unknown_here(plan: Plan, errors: Iterable[UserError]) -> list[UserError]:
     """Return those of the refusals that only a login node of the cluster can tell, where this machine is none."""
-    elsewhere = plan.scheduler == "slurm" and not plan.inside and shutil.which("sbatch") is None
+    elsewhere = plan.queued and shutil.which("sbatch") is None
     return [error for error in errors if elsewhere and isinstance(error, ElsewhereError)]
 
 
@@ -59,7 +59,7 @@ def problems(prepared: Prepared, *, program: bool = True) -> Iterator[UserError]
     """Everything that is missing here, the most likely slip first."""
     plan = prepared.plan
     yield from absent_here(prepared, program=program)
-    if plan.scheduler == "slurm":
+    if plan.site.queues:
         command, todo = ("srun", "run it inside an allocation") if plan.inside else ("sbatch", "use a login node")
         if shutil.which(command) is None:
             yield ElsewhereError(
@@ -109,7 +109,7 @@ def _expedite(plan: Plan) -> Iterator[UserError]:
     else:
         return
     yield UserError(
-        f"requeue: expedite {why}", where=f"site {plan.site}", todo="write `requeue: allowed` in the profile"
+        f"requeue: expedite {why}", where=f"site {plan.site.name}", todo="write `requeue: allowed` in the profile"
     )
 
 
@@ -140,14 +140,14 @@ def absent_inputs(prepared: Prepared) -> Iterator[UserError]:
 
 def absent_secrets(plan: Plan) -> Iterator[UserError]:
     """Yield what `submit` would reject about alert addresses and variables. The environment stays as it is."""
-    project = plan.program.project if plan.snapshot else None
+    project = plan.program.project if plan.job.snapshot else None
     for target in plan.alerts.targets if plan.alerts else ():
         try:
             secrets.take((target,), dict(os.environ), project)
         except UserError as error:
             yield error
     try:
-        secrets.take_variables(plan.environment_from, dict(os.environ))
+        secrets.take_variables(plan.job.environment_from, dict(os.environ))
     except UserError as error:
         yield error
 

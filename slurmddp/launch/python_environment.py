@@ -83,7 +83,7 @@ def with_active(resolved: Resolved, environment: Mapping[str, str]) -> tuple[Res
     container = resolved.job.container
     by_user = resolved.layered.origins.get(("container", "runtime"))
     named = container.image or container.recipe or container.base or (by_user and not by_user.layer.startswith("site "))
-    if named or not container.needs_image or resolved.site.scheduler != "slurm":
+    if named or not container.needs_image or not resolved.site.queues:
         return resolved, []
     without: list[str] = []
     for found in _active(environment):

@@ -82,7 +82,7 @@ class Handed:
 
 def command_line(plan: Plan, folder: RunFolder, options: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the command that submits a run folder. Raises UserError for a path that sbatch does not accept."""
-    scheduler = scheduler_named(plan.scheduler)
+    scheduler = scheduler_named(plan.site.scheduler)
     return scheduler.command(options, str(folder.job_sh), (str(folder.path),), log=str(folder.job_log))
 
 
@@ -112,11 +112,11 @@ def submit(prepared: Prepared, tell: Callable[[str], None] = lambda doing: None)
     absent = [path for path in (root, *root.parents) if not os.path.lexists(path)]
     copied: list[str] = []
     folder = make_run_folder(prepared, warnings, copied, files=files, tell=tell)
-    scheduler = scheduler_named(plan.scheduler)
+    scheduler = scheduler_named(plan.site.scheduler)
     try:
         warnings += continue_run(prepared, folder)
         command = command_line(plan, folder, avoided.options)
-        if plan.scheduler == "slurm":  # whatever becomes of sbatch or its answer, this run is known
+        if plan.site.queues:  # whatever becomes of sbatch or its answer, this run is known
             warnings += announce(folder, command)
         try:
             job_id = scheduler.submit(command, root, log=folder.job_log)
@@ -130,7 +130,7 @@ def submit(prepared: Prepared, tell: Callable[[str], None] = lambda doing: None)
             with contextlib.suppress(OSError):  # another run is in it by now
                 made.rmdir()
         raise
-    record(folder, str(job_id), plan.scheduler, command, warnings)
+    record(folder, str(job_id), plan.site.scheduler, command, warnings)
     if warning := submit_watchdog(plan, folder, job_id):
         warnings.append(warning)
     return Handed(
@@ -138,8 +138,8 @@ def submit(prepared: Prepared, tell: Callable[[str], None] = lambda doing: None)
         job_id=str(job_id),
         run_folder=str(folder.path),
         log=str(folder.job_log),
-        site=plan.site,
-        scheduler=plan.scheduler,
+        site=plan.site.name,
+        scheduler=plan.site.scheduler,
         gpu_hours=plan.gpu_hours,
         warnings=tuple(warnings),
         code=copied[0] if copied else None,
@@ -162,7 +162,7 @@ def make_run_folder(
     plan = prepared.plan
     if warning := shared_folder(Path(plan.runs_root)):
         warnings.append(warning)
-    if plan.scheduler == "slurm" and (warning := home_warning(Path(plan.runs_root), os.environ.get("HOME", ""))):
+    if plan.site.queues and (warning := home_warning(Path(plan.runs_root), os.environ.get("HOME", ""))):
         warnings.append(warning)
 
     def fill(draft: Draft) -> None:
@@ -172,9 +172,10 @@ def make_run_folder(
 
     secrets.forget_old(os.environ)
     targets = plan.alerts.targets if plan.alerts else ()
-    addresses = secrets.take(targets, os.environ, plan.program.project if plan.snapshot else None)
-    variables = secrets.take_variables(plan.environment_from, os.environ)
-    folder = own(create(Path(plan.runs_root), plan.name, {}, fill=fill, mode=plan.runs_mode), to="submit it")
+    addresses = secrets.take(targets, os.environ, plan.program.project if plan.job.snapshot else None)
+    variables = secrets.take_variables(plan.job.environment_from, os.environ)
+    made = create(Path(plan.runs_root), plan.job.name, {}, fill=fill, mode=plan.job.paths.permissions)
+    folder = own(made, to="submit it")
     try:
         if addresses or variables:
             last = last_alerts(plan.alerts, payloads(plan), folder.id, str(folder.path)) if plan.alerts else {}
@@ -214,14 +215,14 @@ def _fill(
     origins = {".".join(key): f"{origin.layer}: {origin.where}" for key, origin in set_by if not origin.implied}
     facts = manifest.build(
         draft.final,
-        name=plan.name,
+        name=plan.job.name,
         command=redacted(sys.argv, variables.values()),
         project=project,
         code_hash=snapshot.hash_of_files(files),
         image=Path(image) if image else None,
         resumed_from=[str(run.path) for run in prepared.resumed.runs],
         more={
-            "site": plan.site,
+            "site": plan.site.name,
             "workdir": workdir_in(plan, draft.final.path),
             "files_before": dict(files_before),
             "origins": origins,
@@ -264,7 +265,7 @@ def continue_run(prepared: Prepared, folder: OwnRun) -> list[str]:
     if source is None:  # in the run of a colleague, nothing can be written
         return []
     try:
-        claim(source, prepared.plan.name, folder)
+        claim(source, prepared.plan.job.name, folder)
     except OSError as error:
         what = error.strerror or str(error)
         return [f"{source.continued} cannot be written ({what}): a second --resume of {source.id} will not be noticed"]
@@ -304,7 +305,7 @@ def found_after(folder: OwnRun, command: Sequence[str], error: ExternalError) ->
 
 def refuse_unanswered(plan: Plan) -> list[str]:
     """Return warnings about a run of this name whose submission had no answer. Raises UserError if it has a job."""
-    known = index.of_name(plan.name, 3) if plan.scheduler == "slurm" else []
+    known = index.of_name(plan.job.name, 3) if plan.site.queues else []
     for folder, facts in evidence_of([entry.folder for entry in known if not entry.job_id], lambda told: None):
         sent = facts.submission
         if sent is None or not facts.unanswered:

@@ -23,7 +23,7 @@ def with_gpus(resolved: Resolved, environment: Mapping[str, str]) -> Resolved:
     Each rank gets a GPU. With more ranks than GPUs, and no GPUs asked for, the ranks use the cores: they see no GPU.
     """
     site, wanted = resolved.site, resolved.job.resources
-    if site.scheduler != "local" or site.gpu_vendor != "none":
+    if site.queues or site.gpu_vendor != "none":
         return resolved
     if wanted.gpus_per_node == 0:
         return _on_the_cores(resolved)

@@ -42,7 +42,7 @@ def survey_project(plan: Plan, *exclude: Path) -> Survey | None:
 
     exclude: folders that are no code, beside those of the runs and of caches. Raises UserError.
     """
-    if plan.program.project is None or not plan.snapshot:
+    if plan.program.project is None or not plan.job.snapshot:
         return None
     folder = RunFolder(Path(plan.program.project).parent.parent)
     if plan.program.project == str(folder.project) and folder.exists:
@@ -50,7 +50,7 @@ def survey_project(plan: Plan, *exclude: Path) -> Survey | None:
         names = (path.removeprefix("project/") for path in read_list(folder) if path.startswith("project/"))
         return survey_listed(folder.project, names)
     no_code = [*exclude, *(Path(path) for path in (plan.runs_root, plan.cache) if path)]
-    found = survey(Path(plan.program.project), limit=plan.snapshot_limit, exclude=no_code)
+    found = survey(Path(plan.program.project), limit=plan.job.snapshot_limit * 1024 * 1024, exclude=no_code)
     script = plan.program.script
     if plan.program.in_snapshot and script.startswith("code/project/"):
         relative = script.removeprefix("code/project/")
@@ -143,7 +143,7 @@ def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None])
 def _project(prepared: Prepared, folder: Path, say: Callable[[str], None]) -> Survey | None:
     """Return what of the user's project is copied. Raises UserError, but not if the project is on another machine."""
     root = prepared.plan.program.project
-    if root is None or not prepared.plan.snapshot:
+    if root is None or not prepared.plan.job.snapshot:
         return None
     if not os.path.exists(root):
         say(f"note: no code/project written: {root} does not exist on this machine")

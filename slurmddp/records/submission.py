@@ -20,6 +20,21 @@ class Submission(NamedTuple):
     host: str  # on which machine (a local process is found only there)
     failed: str = ""  # why sbatch gave no answer; empty if it did, and while it is waited for
 
+    @property
+    def queued(self) -> bool:
+        """Return whether it was handed to sbatch."""
+        return self.scheduler == "slurm"
+
+    @property
+    def local(self) -> bool:
+        """Return whether it is a process of one machine."""
+        return self.scheduler == "local"
+
+    @property
+    def inside(self) -> bool:
+        """Return whether the run is only a part of its job."""
+        return self.scheduler == "allocation"
+
     def write(self) -> Dict[str, Any]:
         """Return the object."""
         return dict(self._asdict(), schema=VERSION)

@@ -51,8 +51,8 @@ def _json(plan: Plan) -> list[str]:
         "key": "@key@",
         "kind": "@kind@",
         "time": "@time:number@",
-        "site": plan.site,
-        "job": plan.name,
+        "site": plan.site.name,
+        "job": plan.job.name,
         "job_id": "@job_id:text@",
         "run": "@run@",
         "folder": "@folder@",
@@ -87,12 +87,12 @@ def _discord(plan: Plan) -> list[str]:
 
 def _teams(plan: Plan) -> list[str]:
     """An Adaptive Card of text runs, which know no markup. Each line has its own, since a run has no line breaks."""
-    title = _block(f"{plan.name} @verb@", {}, {"weight": "Bolder", "size": "Medium"})
+    title = _block(f"{plan.job.name} @verb@", {}, {"weight": "Bolder", "size": "Medium"})
     small = {"fontType": "Monospace", "size": "Small"}
     begin, end = json.dumps(_block(_BODY, {"spacing": "Small"}, {})).split(_BODY)
     parts = [
         ("part", json.dumps(title)),
-        ("part", f", {begin}job @job:40@ at {plan.site}, attempt @attempt@"),
+        ("part", f", {begin}job @job:40@ at {plan.site.name}, attempt @attempt@"),
         ("optional", ", @state@"),
         ("part", f", @progress@{end}"),
         *(("optional", f", {begin}{text}{end}") for text in ("cause: @cause@", "next: @next@", "run: @folder@")),
@@ -117,7 +117,7 @@ def _ntfy(plan: Plan) -> list[str]:
     parts = _lines(plan, cause="cause", following="next", folder="folder:400")
     headers = [
         "Content-Type: text/plain; charset=utf-8",
-        f"Title: {plan.name} @verb@",
+        f"Title: {plan.job.name} @verb@",
         "Priority: @priority@",
         "Tags: slurmddp,@kind@",
         "X-Sequence-ID: @key_hash@",
@@ -141,8 +141,8 @@ def _lines(
     makes it literal; cause, following, folder: slots."""
     log = "\n```\n@log_tail:rest@\n```" if quote else "\n\n@log_tail:rest@"
     return [
-        ("part", f"{bold}{plan.name} @verb@{bold}\n" if bold else ""),
-        ("part", f"{quote}job @job:40@ at {plan.site}, attempt @attempt@"),
+        ("part", f"{bold}{plan.job.name} @verb@{bold}\n" if bold else ""),
+        ("part", f"{quote}job @job:40@ at {plan.site.name}, attempt @attempt@"),
         ("optional", ", @state@"),
         ("part", f", @progress@{quote}"),
         ("optional", f"\n{quote}cause: @{cause}@{quote}"),

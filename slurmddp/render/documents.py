@@ -41,7 +41,7 @@ def job_json(plan: Plan, run_id: str) -> str | None:
     """Return what the ranks read; None for an own script, which reads its own options."""
     if plan.runtime_job is None:
         return None
-    run = {"id": run_id, "name": plan.name, "site": plan.site}
+    run = {"id": run_id, "name": plan.job.name, "site": plan.site.name}
     return json.dumps({"run": run, **plan.runtime_job}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 

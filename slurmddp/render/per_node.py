@@ -18,14 +18,16 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
     # torchrun itself counts GPUs; of cores, it would start a rank on each.
     ranks = str(nodes.ranks_per_node or ("gpu" if layout.gpus_per_node else "RANKS"))
     lines = [
-        f"# {plan.name}: {nodes.max} node{'s' * (nodes.max > 1)}; the first is {head}, with port {port}",
+        f"# {plan.job.name}: {nodes.max} node{'s' * (nodes.max > 1)}; the first is {head}, with port {port}",
         "# First write RUN_FOLDER, which all nodes see at the same path: slurmddp check JOB.yaml --write RUN_FOLDER",
     ]
-    lines += [f"# First, on each node: {line}" for line in plan.setup]
+    lines += [f"# First, on each node: {line}" for line in plan.job.setup]
     if program.own and plan.workdir != plan.cwd:
         lines.append(f"# First, on each node: {_enter(plan.workdir)}")
     passed = plan.container.environment_prefix
-    lines += [f"# First, on each node, as a separate line: export {passed}{name}=..." for name in plan.environment_from]
+    lines += [
+        f"# First, on each node, as a separate line: export {passed}{name}=..." for name in plan.job.environment_from
+    ]
     if nodes.world is None:
         cores = "" if layout.gpus_per_node else f". RANKS is one per {layout.threads_per_rank} cores"
         lines.append(f"# First, on each node: export OMP_NUM_THREADS=N; N is its cores divided by its ranks{cores}")
@@ -36,13 +38,13 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
     if plan.accelerate:
         agent = ["slurmddp.runtime.agent.accelerate", "RUN_FOLDER/accelerate.yaml"]
     variables = [f"{variable.name}={with_run(variable.value, 'RUN_FOLDER')}" for variable in _variables(plan)]
-    if plan.recovery.preflight:
+    if plan.job.recovery.preflight:
         lines.append(
             "# Preflight: one line per node, all at once. Exit code 0: the nodes can train; if not, the first says why"
         )
         lines += [_preflight(plan, head, port, node, variables) for node in range(nodes.max)]
     lines.append(
-        f"# Ranks: one line per node, the first on {head}, all within {plan.join_timeout} s. "
+        f"# Ranks: one line per node, the first on {head}, all within {plan.job.timeouts.join} s. "
         "To stop: touch RUN_FOLDER/stop. To resume: remove that file, and increase SLURMDDP_ATTEMPT in every line"
     )
     for node in range(nodes.max):
@@ -74,7 +76,7 @@ def _preflight(plan: Plan, head: str, port: int, node: int, variables: list[str]
         "PREFLIGHT_NODES": " ".join(names),
         "HEAD": head,
         "PORT": str(port),
-        "RENDEZVOUS_ID": plan.name,
+        "RENDEZVOUS_ID": plan.job.name,
         "LOGS": "RUN_FOLDER/logs",
         "GPUS": str(plan.layout.gpus_per_node),
     }
@@ -103,16 +105,16 @@ def _container(plan: Plan) -> list[str]:
 
 
 def _rendezvous(plan: Plan, head: str, port: int, node: int) -> list[str]:
-    if plan.rendezvous == "static":
+    if plan.job.launch.rendezvous == "static":
         return [
             "--rdzv-backend=slurmddp-static",
             f"--rdzv-endpoint={head}:{port}",
-            f"--rdzv-id={plan.name}",
+            f"--rdzv-id={plan.job.name}",
             f"--rdzv-conf=rank={node}",
         ]
     return [
         "--rdzv-backend=slurmddp-c10d",
         f"--rdzv-endpoint={head}:{port}",
-        f"--rdzv-id={plan.name}",
-        f"--rdzv-conf=is_host={int(node == 0)},join_timeout={plan.join_timeout}",
+        f"--rdzv-id={plan.job.name}",
+        f"--rdzv-conf=is_host={int(node == 0)},join_timeout={plan.job.timeouts.join}",
     ]

@@ -32,8 +32,8 @@ def plain_script(plan: Plan, file: str) -> str:
         plan=plan,
         file=quote_run(file),
         sbatch=_sbatch(plan),
-        setup=[f"{line} || exit" if _SIMPLE.fullmatch(line) else line for line in plan.setup],
-        modules=any(re.match(r"(module|ml)\s", line) for line in plan.setup),
+        setup=[f"{line} || exit" if _SIMPLE.fullmatch(line) else line for line in plan.job.setup],
+        modules=any(re.match(r"(module|ml)\s", line) for line in plan.job.setup),
         python_path=_python_path(plan),
         groups=_groups(plan),
         words=["--no-python", *program.words(program.source)] if program.bash else program.words(program.source),
@@ -44,8 +44,8 @@ def _refusals(plan: Plan) -> Iterator[str]:
     """Yield what of the job the plain script cannot do, whose absence would make it another job."""
     if not plan.program.own:
         yield "the bundled trainer (train.task) is a part of slurmddp; --plain is for your own script"
-    if plan.scheduler != "slurm":
-        yield f"site {plan.site} has no Slurm (here, `torchrun` alone does it)"
+    if not plan.site.queues:
+        yield f"site {plan.site.name} has no Slurm (here, `torchrun` alone does it)"
     if plan.srun is not None:
         yield "launch.mode srun starts ranks without torchrun"
     for key, given in (("launch.accelerate", plan.accelerate), ("launch.wrap", plan.program.wrap)):
@@ -94,7 +94,7 @@ def missing(plan: Plan) -> list[str]:
     spares = f", no spare node ({plan.nodes.spares} dropped)" if plan.nodes.spares else ""
     alerts = f" ({', '.join(target.name for target in plan.alerts.targets)})" if plan.alerts else ""
     more = []
-    if plan.setup:
+    if plan.job.setup:
         more.append("setup lines run on the first node only; the variables that they set reach the others")
     if plan.container.compat:
         more.append("no choice between the image's libcuda and the node's: the image decides")

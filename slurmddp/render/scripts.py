@@ -14,7 +14,7 @@ from slurmddp.render.engine import render
 def job_script(plan: Plan) -> str:
     """job.sh: exactly what sbatch gets. It takes the run folder as its one argument."""
     # Nodes that may differ in their GPUs: the script counts those of the job, and the step takes all.
-    counts_gpus = plan.scheduler == "slurm" and plan.nodes.world is None and plan.layout.gpus_per_node > 0
+    counts_gpus = plan.site.queues and plan.nodes.world is None and plan.layout.gpus_per_node > 0
     # A step of an existing allocation takes only what it needs, so that others fit beside it.
     known = ("--gpus-per-node", "--gres", "--mem=") if plan.nodes.world else ("--mem=",)
     exact = ["--exact"] if plan.nodes.world or plan.layout.cpus_per_node else []
@@ -26,9 +26,9 @@ def job_script(plan: Plan) -> str:
     return render(
         "sbatch/job.sh.j2",
         plan=plan,
-        slurm=plan.scheduler == "slurm",
-        preflight=("only" if plan.recovery.preflight == "only" else "yes") if _preflight(plan) else "",
-        measure=_preflight(plan) and plan.network.measure,
+        slurm=plan.site.queues,
+        preflight=("only" if plan.job.recovery.preflight == "only" else "yes") if _preflight(plan) else "",
+        measure=_preflight(plan) and plan.measures_network,
         step_options=[*cpus, *overlap, *step],
         counts_gpus=counts_gpus,
         guarded=_guarded(plan),
@@ -54,17 +54,17 @@ def python_of_submit() -> str:
 
 def _guarded(plan: Plan) -> bool:
     """Return whether the end of job.sh is the end of a Slurm job, of which somebody has to take care."""
-    return plan.scheduler == "slurm" and not plan.inside
+    return plan.queued
 
 
 def _preflight(plan: Plan) -> bool:
     """Inside an allocation, Slurm chooses the nodes of each step anew: they cannot be looked at before."""
-    return bool(plan.recovery.preflight) and plan.scheduler == "slurm" and not plan.inside
+    return bool(plan.job.recovery.preflight) and plan.queued
 
 
 def node_script(plan: Plan) -> str:
     """node.sh: what srun starts on each node."""
-    interface = plan.interface or ""
+    interface = plan.job.network.interface or ""
     # NCCL's own notation: "=" means the exact name, "^" means all but these, a list means the first that exists.
     wanted = "" if interface.startswith("^") else interface.lstrip("=").split(",")[0]
     own = [variable for group in plan.environment for variable in group.variables]

@@ -77,7 +77,7 @@ def interval_lines(plan: Plan, wanted: Checkpoint) -> list[str]:
     """Return one line of `slurmddp check`, or none if no earlier run of this name was measured."""
     if plan.runtime_job is None:
         return []
-    history = measured(earlier_runs(plan.name), time.time())
+    history = measured(earlier_runs(plan.job.name), time.time())
     return [] if history is None else [interval_line(history, plan.nodes.max, wanted)]
 
 

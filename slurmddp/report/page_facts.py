@@ -104,7 +104,7 @@ def read_facts(folder: RunFolder, label: str = "") -> Facts:
 
 
 def _joules(found: RunStatus) -> float | None:
-    jobs = [] if found.facts.submission and found.facts.submission.scheduler != "slurm" else found.facts.job_ids
+    jobs = [] if found.facts.submission and not found.facts.submission.queued else found.facts.job_ids
     return Slurm().energy(jobs) if jobs and not jobs[0].is_local else None
 
 

@@ -25,7 +25,7 @@ SHOWN = 8
 def plan_report(plan: Plan, resolved: Resolved) -> str:
     """Return several lines of text."""
     lines = [
-        f"{plan.name} on {plan.site_title}",
+        f"{plan.job.name} on {plan.site.title}",
         "",
         *_layout(plan),
         *parallel_lines(plan, resolved.job.parallel),
@@ -43,7 +43,7 @@ def plan_report(plan: Plan, resolved: Resolved) -> str:
 
 def _layout(plan: Plan) -> list[str]:
     nodes, layout = plan.nodes, plan.layout
-    allotted = "as Slurm allots" if plan.scheduler == "slurm" else "all of this machine"
+    allotted = "as Slurm allots" if plan.site.queues else "all of this machine"
     cores = allotted if layout.cpus_per_node is None else str(layout.cpus_per_node)
     if nodes.world is None:
         each = "GPU that Slurm gives the node" if layout.gpus_per_node else f"{layout.threads_per_rank} of its cores"
@@ -134,7 +134,7 @@ def _batch(plan: Plan, resolved: Resolved) -> list[str]:
             "                    micro batches are uneven; every sample weighs the same",
         ]
     partition = partition_of(resolved)
-    found = ways(batch, nodes, layout, 1 if plan.scheduler == "local" else partition.max_nodes, partition.gpus_per_node)
+    found = ways(batch, nodes, layout, 1 if not plan.site.queues else partition.max_nodes, partition.gpus_per_node)
     if found:
         lines.append("same global batch with")
         for way in found:
@@ -155,13 +155,13 @@ def _weights(batch: Batch) -> list[str]:
 def cost_line(plan: Plan) -> str:
     """Return the maximum GPU-hours, the node-hours of a job without GPUs, or why neither is known."""
     total, gpus = plan.nodes.total, plan.layout.gpus_per_node
-    if plan.scheduler == "local":
+    if not plan.site.queues:
         return "cost: this machine, until training is done"
     nodes = f"{total} node{'s' if total > 1 else ''}"
     shape = f"{nodes}, as many as Slurm gives" if plan.nodes.world is None else f"{nodes} x {gpus} GPUs"
     if plan.node_hours is None:
         return f"cost: {shape}, for the partition's default time (resources.time is not set)"
-    clock = slurm_time(plan.time or 0)
+    clock = slurm_time(plan.job.resources.time or 0)
     if plan.gpu_hours is None:
         return f"cost: up to {plan.node_hours:.3g} node-hours ({shape}, x {clock})"
     if not gpus:
@@ -240,16 +240,16 @@ def survival_lines(plan: Plan) -> list[str]:
         ("time limit", _time_limit(plan, back)),
         (
             "no progress",
-            f"after {plan.recovery.no_progress} failed starts in a row at the same step, the run fails",
+            f"after {plan.job.recovery.no_progress} failed starts in a row at the same step, the run fails",
         ),
     ]
     if plan.srun is not None:
         lines.append(("launch.mode srun", "no restart in place, no signed rendezvous (docs/recovery.md)"))
     if own:
         lines.append(("your script", _OWN))
-    if plan.scheduler == "local":
+    if not plan.site.queues:
         lines = [line for line in lines if line[0] in ("a rank dies", "no progress", "your script")]
-    elif not plan.recovery.preflight:
+    elif not plan.job.recovery.preflight:
         lines.append(("preflight", "none: recovery.preflight is false"))
     if plan.layout.gpus_per_node:
         lines.append(("GPU hours", _worst_case(plan)))
@@ -279,7 +279,7 @@ def _time_limit(plan: Plan, back: str) -> str:
 
 def _worst_case(plan: Plan) -> str:
     """Return what all starts of the run may use together, or on what that depends."""
-    limit, each = plan.recovery.max_gpu_hours, plan.gpu_hours
+    limit, each = plan.job.recovery.max_gpu_hours, plan.gpu_hours
     if plan.recovery.requeue == "none" and each is not None and (limit is None or each <= limit):
         return f"at most {each:.4g}: nothing requeues the job"
     if limit is not None:
@@ -308,13 +308,13 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
     """Return the facts of a job that `check --json` and `submit --dry-run --json` share; docs/files.md has the keys."""
     batch = plan.batch._asdict() if plan.batch else {}
     return {
-        "name": plan.name,
-        "site": plan.site,
-        "scheduler": plan.scheduler,
+        "name": plan.job.name,
+        "site": plan.site.name,
+        "scheduler": plan.site.scheduler,
         "nodes": {"min": plan.nodes.min, "max": plan.nodes.max, "spares": plan.nodes.spares},
         "ranks": {"total": plan.nodes.world, "per_node": plan.nodes.ranks_per_node},
         "batch": {"global": batch.pop("total"), **batch} if batch else None,
-        "time": plan.time,
+        "time": plan.job.resources.time,
         "image": plan.container.image,
         "gpu_hours": plan.gpu_hours,
     }

@@ -75,7 +75,7 @@ class Evidence:
     def unanswered(self) -> bool:
         """Return whether sbatch was called and nothing says yet whether there is a job."""
         sent = self.submission
-        return sent is not None and sent.scheduler == "slurm" and not sent.job_id and self.started is None
+        return sent is not None and sent.queued and not sent.job_id and self.started is None
 
     @property
     def requeued(self) -> Requeued | None:

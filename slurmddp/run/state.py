@@ -105,7 +105,7 @@ def _judge(job: JobView | None, facts: Evidence, answered: bool) -> RunState:
         return RunState("not submitted", "the run folder exists, but no job was submitted from it")
     if facts.submission is not None and facts.unanswered:
         return _without_answer(facts.submission, answered)
-    inside = facts.submission is None or facts.submission.scheduler == "allocation"
+    inside = facts.submission is None or facts.submission.inside
     if job and not (inside and facts.ended):
         found = _by_slurm(job, facts)
     elif not answered and (facts.requeued or not facts.ended):
@@ -295,7 +295,7 @@ def _lost(facts: Evidence) -> RunState:
 
 def _forgot(facts: Evidence) -> str:
     sent = facts.submission
-    if sent and sent.scheduler == "local":
+    if sent and sent.local:
         return f"process {sent.job_id} does not run on this machine (started on {sent.host or 'another'})"
     return f"Slurm no longer knows job {sent.job_id}" if sent and sent.job_id else "Slurm no longer knows the job"
 

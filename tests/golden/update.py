@@ -154,10 +154,10 @@ def plan_of(site: str, kind: str) -> Plan:
 
     profile, layer = load(site)
     options = {"site": site, **(KINDS | PLAIN)[kind][1]}
-    if profile.scheduler == "local":
+    if not profile.queues:
         options |= {"resources.ranks_per_node": "2"}
         options = {key: value for key, value in options.items() if key not in TWO_NODES}
-    if profile.scheduler == "slurm":
+    if profile.queues:
         options |= needed(profile)
     container = layer.tree.get("container", {})
     runtime = options.get("container.runtime") or container.get("runtime")
@@ -181,7 +181,7 @@ def scripts(site: str, kind: str) -> dict[str, str]:
 def plain(site: str, kind: str) -> str:
     """The script of `submit --plain`."""
     plan = plan_of(site, kind)
-    return plain_script(plan, f"{plan.name}.sbatch")
+    return plain_script(plan, f"{plan.job.name}.sbatch")
 
 
 def difference(site: str) -> str:

@@ -74,7 +74,9 @@ def _script(prepared: Prepared) -> dict[str, Any] | None:
     # Where Slurm decides about the GPUs, the number of ranks is not known: several, then.
     said = [
         {"where": f"{each.place.file}:{each.place.line}" if each.place else "", "text": each.text, "todo": each.todo}
-        for each in sentences(facts, plan.nodes.world or 2, resumes=given["train.resume_args"], copied=plan.snapshot)
+        for each in sentences(
+            facts, plan.nodes.world or 2, resumes=given["train.resume_args"], copied=plan.job.snapshot
+        )
     ]
     proposed = [each._asdict() for each in facts.proposals if not given[each.key]]
     return {**facts.as_dict(), "proposals": proposed, "sentences": said}
@@ -112,7 +114,7 @@ class Answer(NamedTuple):
         """Return the answer for --json; docs/check.md lists the keys."""
         return {
             "schema": 1,
-            "job": self.plan.name,
+            "job": self.plan.job.name,
             "plan": plan_facts(self.plan),
             "mistakes": self.mistakes,
             "rules": len(RULES),

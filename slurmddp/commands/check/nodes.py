@@ -101,7 +101,7 @@ def unmeasured(plan: Plan, *, passed: bool) -> str:
     """Return why a preflight measured no network."""
     if plan.nodes.max == 1:
         return "the job has one node"
-    if not plan.network.measure:
+    if not plan.measures_network:
         return "network.measure is off"
     return "only one node passed the preflight" if passed else "the job ended before"
 

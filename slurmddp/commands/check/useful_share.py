@@ -34,11 +34,11 @@ def useful_share(work: float, stall: float, recovery: float, between: float) -> 
 
 def useful_share_lines(plan: Plan, wanted: Checkpoint, mtbf: float) -> list[str]:
     """Return the lines of `slurmddp check --mtbf`. mtbf: hours between failures of one node. Raises UserError."""
-    folders = earlier_runs(plan.name)
+    folders = earlier_runs(plan.job.name)
     history = measured(folders, time.time())
     if history is None:
         raise UserError(
-            f"--mtbf: no earlier run of {plan.name} has saved a checkpoint, so nothing is measured",
+            f"--mtbf: no earlier run of {plan.job.name} has saved a checkpoint, so nothing is measured",
             todo="measure it with a short run, or with `slurmddp check JOB.yaml --rehearse`",
         )
     recovery, how = _recovery(folders)
@@ -56,8 +56,8 @@ def useful_share_lines(plan: Plan, wanted: Checkpoint, mtbf: float) -> list[str]
     return [
         f"share of the time that trains, if each node fails once in {mtbf:,g} hours ({at}; last column: best interval)",
         *("  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows),
-        f"  measured in {history.runs} run{'s' * (history.runs != 1)} of {plan.name}: a checkpoint stalls training for"
-        f" {_seconds(history.stall)} and is written in {_seconds(history.write)}; {how}",
+        f"  measured in {history.runs} run{'s' * (history.runs != 1)} of {plan.job.name}: a checkpoint stalls training"
+        f" for {_seconds(history.stall)} and is written in {_seconds(history.write)}; {how}",
     ]
 
 

@@ -154,9 +154,9 @@ def plan_sweep(request: Request, points: Sequence[Point], at_most: int | None) -
     cluster = Cluster()  # Slurm is asked once for all points
     first = prepare(request.adding(*_options(points[0])), cluster=cluster)
     plan, job = first.plan, first.resolved.job
-    if plan.scheduler != "slurm" and (at_most or 0) < len(points):
+    if not plan.site.queues and (at_most or 0) < len(points):
         raise UserError(
-            f"site {plan.site} has no queue, so all {len(points)} points would start at once",
+            f"site {plan.site.name} has no queue, so all {len(points)} points would start at once",
             todo=f"choose a site with Slurm, or pass --at-most {len(points)} to start them all",
         )
     extra = job.resources.sbatch_extra
@@ -164,15 +164,15 @@ def plan_sweep(request: Request, points: Sequence[Point], at_most: int | None) -
         where = first.resolved.location("resources", "sbatch_extra")
         raise UserError("--at-most cannot be combined with --dependency", where=where, todo="remove one of the two")
     root = Path(plan.runs_root)
-    folder = root / new_id(plan.name)
+    folder = root / new_id(plan.job.name)
     width = len(str(len(points)))
-    names = [f"{plan.name}-{number:0{width}d}" for number in range(1, len(points) + 1)]
+    names = [f"{plan.job.name}-{number:0{width}d}" for number in range(1, len(points) + 1)]
     jobs: dict[str, Prepared] = {}
     for index, (name, point) in enumerate(zip(names, points, strict=True)):
         ours: list[Option] = [("name", name, "sweep"), ("paths.runs", str(folder).replace("$", "$$"), "sweep")]
         if plan.program.own and job.train.workdir is None and "train.workdir" not in point.values:
             ours.append(("train.workdir", "run", "sweep"))  # or a point would load the checkpoint of another
-        if at_most and plan.scheduler == "slurm":
+        if at_most and plan.site.queues:
             # Of all jobs of one name, Slurm runs one at a time, also after a requeue, a cancel or a rerun. So each of
             # these names is a queue of its own.
             queue = [f"--job-name={folder.name}-{index % at_most + 1}", "--dependency=singleton"]
@@ -204,7 +204,7 @@ def submit_sweep(planned: Planned, told: Callable[[str, Handed], None], tell: Ca
     sweep, jobs = planned
     texts = {name: job_yaml(each.resolved, each.plan) for name, each in jobs.items()}
     try:
-        sweeps.write(sweep, texts, next(iter(jobs.values())).plan.runs_mode)
+        sweeps.write(sweep, texts, next(iter(jobs.values())).plan.job.paths.permissions)
         submit_points(sweep, jobs, told, tell)
     finally:
         if (

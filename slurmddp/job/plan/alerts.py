@@ -33,7 +33,7 @@ def plan_alerts(resolved: Resolved, context: Context) -> tuple[AlertsPlan | None
     if not targets:
         return None, []
     leave = _leave(resolved)
-    if leave == "login" and resolved.site.scheduler == "slurm":
+    if leave == "login" and resolved.site.queues:
         text = "nodes of this site cannot send alerts: `slurmddp alert watch`, or the next command, sends them"
         notes.append(Note("note", text))
     return AlertsPlan(tuple(targets), leave, resolved.site.alerts.proxy), notes
@@ -42,7 +42,7 @@ def plan_alerts(resolved: Resolved, context: Context) -> tuple[AlertsPlan | None
 def plan_mail(resolved: Resolved) -> tuple[str, ...]:
     """sbatch options for the target that is mail. Raises UserError where there are several, or none would ever come."""
     wanted = [(index, target) for index, target in enumerate(resolved.job.alerts) if target.to == "mail"]
-    if not wanted or resolved.site.scheduler != "slurm":
+    if not wanted or not resolved.site.queues:
         return ()
     if len(wanted) > 1:
         raise UserError(
@@ -72,7 +72,7 @@ def plan_watchdog(resolved: Resolved, context: Context) -> WatchdogPlan | None:
     """None where the site has none, or nobody would be told."""
     wanted = resolved.site.watchdog
     tells = any(target.to != "mail" and "failed" in target.on for target in resolved.job.alerts)
-    if wanted is None or not tells or context.inside or resolved.site.scheduler != "slurm":
+    if wanted is None or not tells or context.inside or not resolved.site.queues:
         return None
     account = wanted.account or resolved.job.resources.account
     options = [

@@ -9,7 +9,6 @@ from slurmddp.job.plan.batch import plan_batch
 from slurmddp.job.plan.environment import plan_environment
 from slurmddp.job.plan.layout import gpus_per_node, plan_layout
 from slurmddp.job.plan.model import Context, Note, Plan
-from slurmddp.job.plan.network import plan_network
 from slurmddp.job.plan.nodes import plan_nodes
 from slurmddp.job.plan.parallel import check_parallel
 from slurmddp.job.plan.program import (
@@ -51,7 +50,7 @@ def _doubts(resolved: Resolved, container: Container, stop_lead: int | None, ins
         unused = f"the image is ignored, because container.runtime is {container.runtime}"
         todo = f"to use it, set container.runtime to {DEFAULT}, else remove it"
         notes.append(Note("warning", f"{image.of('container.image')}: {unused}: {todo}"))
-    if resolved.site.scheduler == "slurm" and job.resources.time and not stop_lead and not inside:
+    if resolved.site.queues and job.resources.time and not stop_lead and not inside:
         text = "the job is too short for a save before its time limit: progress since the last checkpoint will be lost"
         notes.append(Note("note", text))
     return notes
@@ -90,20 +89,17 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
     notes += more
     stop_lead = plan_stop_lead(job.resources.time, job.timeouts.stop, context.save_seconds)
     notes += _doubts(resolved, container, stop_lead, context.inside)
-    sbatch = plan_sbatch(resolved, nodes, layout, recovery, stop_lead) if site.scheduler == "slurm" else ()
+    sbatch = plan_sbatch(resolved, nodes, layout, recovery, stop_lead) if site.queues else ()
     return Plan(
-        name=job.name,
-        site=site.name,
-        site_title=site.title,
+        job=job,
+        site=site,
         version=context.version,
-        scheduler=site.scheduler,
         inside=context.inside,
         cwd=context.cwd,
         workdir=workdir,
         nodes=nodes,
         layout=layout,
         batch=batch,
-        time=job.resources.time,
         stop_lead=stop_lead,
         cancel_grace=plan_cancel_grace(job.resources.time, job.timeouts.stop, context.save_seconds)
         if program.own
@@ -111,26 +107,16 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
         sbatch=(*sbatch, *plan_mail(resolved)),
         container=container,
         environment=groups,
-        environment_from=job.environment_from,
-        setup=job.setup,
         srun=plan_srun(resolved, nodes, layout, container),
         accelerate=plan_accelerate(resolved, context),
-        rendezvous=job.launch.rendezvous,
-        rendezvous_timeout=job.timeouts.rendezvous,
-        join_timeout=job.timeouts.join,
         max_restarts=max_restarts(job),
         recovery=recovery,
         alerts=alerts,
         watchdog=plan_watchdog(resolved, context),
-        interface=job.network.interface,
-        network=plan_network(resolved, nodes, layout),
         program=program,
         runs_root=absolute(job.paths.runs, context.cwd),
-        runs_mode=int(job.paths.mode, 8),
         cache=cache,
         node_folder=absolute(job.paths.node, context.cwd),
-        snapshot=job.snapshot,
-        snapshot_limit=job.snapshot_limit * 1024 * 1024,
         resume_from=context.resume_from,
         runtime_job=runtime_job(job, batch, context) if job.train.task and batch else None,
         data_paths=data_paths(job, context),

@@ -43,7 +43,7 @@ def plan_layout(
     cpus = _cpus(resolved, partition, part_of_node, allocation)
     if most and gpus and gpus < most and nodes.max > 1:
         notes += _fewer_nodes(nodes.max, gpus, most)
-    if cpus is None and resolved.site.scheduler == "slurm" and not wanted.exclusive:
+    if cpus is None and resolved.site.queues and not wanted.exclusive:
         text = "the site profile has no cores per node, so Slurm may give only one: set resources.cpus_per_node"
         notes.append(Note("warning", text))
     # A step of an allocation gets the allocation's memory where the job itself says nothing.
@@ -84,7 +84,7 @@ def gpus_per_node(resolved: Resolved) -> int:
     location = resolved.location("resources", "gpus_per_node")
     if resolved.site.gpu_vendor == "none":
         if wanted:
-            here = "no GPU was found on this machine" if resolved.site.scheduler == "local" else None
+            here = "no GPU was found on this machine" if not resolved.site.queues else None
             raise UserError(
                 here or f"site {resolved.site.name} has no GPUs", where=location, todo="set gpus_per_node to 0"
             )
@@ -100,7 +100,7 @@ def gpus_per_node(resolved: Resolved) -> int:
             f"{wanted} GPUs per node are more than the {partition.gpus_per_node} of {named_partition(resolved)}",
             where=location,
             todo=f"ask for at most {partition.gpus_per_node} per node"
-            + (", and for more nodes" if resolved.site.scheduler == "slurm" else ""),
+            + (", and for more nodes" if resolved.site.queues else ""),
         )
     return wanted
 
@@ -169,6 +169,6 @@ def limited_by(resolved: Resolved, key: str) -> str:
 
 def named_partition(resolved: Resolved) -> str:
     """The job's partition, as messages name it."""
-    if resolved.site.scheduler == "local":
+    if not resolved.site.queues:
         return "this machine"
     return f"partition {resolved.job.resources.partition} of site {resolved.site.name}"

@@ -10,6 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 from slurmddp import __version__
 from slurmddp.container import Container
+from slurmddp.job.job import Job
+from slurmddp.job.site import Site
 
 #: How the name of a script ends that bash runs, instead of Python.
 BASH_SUFFIX = ".sh"
@@ -182,37 +184,18 @@ class RecoveryPlan(NamedTuple):
 
     requeue:     requeue: scontrol requeue; chain: job.sh is submitted again, to begin when this job has ended; none.
     expedite:    Slurm requeues the job by itself if it exits with another code than 0 (sbatch --requeue=expedite).
-    no_progress: starts in a row that end no further than the first of them, after which the run is stopped.
-    preflight:   whether the nodes are checked before the ranks start; only: the ranks do not start.
     must_save:   the job is not requeued at its time limit where it saved nothing: a script of the user's own, which
                  may begin again.
-    max_gpu_hours: of all starts of the run, with the job's GPUs whether they are used or not; None: no limit.
     from_zero:   starts from step 1 again that such a script may make after faults; None: any number.
     watch:       where a script of the user's own saves, besides the run's checkpoints/, as the ranks see it: absolute,
                  or begins with {run}.
     """
 
     requeue: Literal["requeue", "chain", "none"]
-    no_progress: int
-    preflight: bool | Literal["only"]
     expedite: bool = False
     must_save: bool = False
-    max_gpu_hours: float | None = None
     watch: tuple[str, ...] = ()
     from_zero: int | None = None
-
-
-class NetworkPlan(NamedTuple):
-    """The measurement of the network before the ranks start.
-
-    measure: whether there is one.          fabric: what the site promises, None: unknown.
-    min_bandwidth: GB/s that are expected.  allow_socket: whether TCP is good enough on a faster network.
-    """
-
-    measure: bool
-    fabric: str | None
-    min_bandwidth: float | None
-    allow_socket: bool
 
 
 class AlertTarget(NamedTuple):
@@ -241,64 +224,60 @@ class WatchdogPlan(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """cwd: the folder of submission. workdir: where the ranks' command runs, which may begin with {run}; empty for the
-    run folder.
+    """The job and its site, and what follows from both. cwd: the folder of submission. workdir: where the ranks'
+    command runs, which may begin with {run}; empty for the run folder.
 
-    time, stop_lead, cancel_grace and the time-outs in seconds, snapshot_limit in bytes; interface as in
-    NCCL_SOCKET_IFNAME.
-    environment_from: variables with secrets, whose values are no part of any plan. runs_mode: of a run folder.
-    cache: a folder that all nodes share; node_folder: one of each node's own. accelerate: a config file of Accelerate,
-    of which the run folder gets a copy.
+    stop_lead, cancel_grace: in seconds. runs_root, cache, node_folder: absolute. accelerate: a config file of
+    Accelerate, of which the run folder gets a copy.
     """
 
-    name: str
-    site: str
-    site_title: str
+    job: Job
+    site: Site
     version: str
-    scheduler: Literal["slurm", "local"]
     inside: bool
     cwd: str
     workdir: str
     nodes: NodePlan
     layout: Layout
     batch: BatchPlan | None
-    time: int | None
     stop_lead: int | None
     cancel_grace: int | None
     sbatch: tuple[str, ...]
     container: Container
     environment: tuple[VariableGroup, ...]
-    environment_from: tuple[str, ...]
-    setup: tuple[str, ...]
     srun: SrunPlan | None
     accelerate: str | None
-    rendezvous: Literal["c10d", "static"]
-    rendezvous_timeout: int
-    join_timeout: int
     max_restarts: int
     recovery: RecoveryPlan
     alerts: AlertsPlan | None
     watchdog: WatchdogPlan | None
-    interface: str | None
-    network: NetworkPlan
     program: Program
     runs_root: str
-    runs_mode: int
     cache: str | None
     node_folder: str
-    snapshot: bool
-    snapshot_limit: int
     resume_from: tuple[str, ...]
     runtime_job: dict[str, Any] | None
     data_paths: tuple[str, ...]
     notes: tuple[Note, ...]
 
     @property
+    def queued(self) -> bool:
+        """Return whether the job is one of its own that waits in Slurm's queue."""
+        return self.site.queues and not self.inside
+
+    @property
+    def measures_network(self) -> bool:
+        """Return whether the network is measured before the ranks start. Without GPUs there is only TCP to choose."""
+        wanted = self.job.network.measure
+        return self.nodes.max > 1 and (self.layout.gpus_per_node > 0 if wanted is None else wanted)
+
+    @property
     def gpu_hours(self) -> float | None:
         """GPU-hours that the job may use, at most; None where no time limit is known, or not how many GPUs."""
-        gpus = self.nodes.total * self.layout.gpus_per_node
-        return None if self.time is None or self.nodes.world is None else gpus * self.time / 3600
+        hours = self.node_hours
+        return None if hours is None or self.nodes.world is None else hours * self.layout.gpus_per_node
 
     @property
     def node_hours(self) -> float | None:
-        return None if self.time is None else self.nodes.total * self.time / 3600
+        time = self.job.resources.time
+        return None if time is None else self.nodes.total * time / 3600

@@ -27,7 +27,7 @@ def plan_nodes(resolved: Resolved, gpus: int, allocation: Allocation | None) -> 
 
 
 def _check_site(resolved: Resolved, nodes: NodePlan) -> None:
-    if resolved.site.scheduler == "local" and nodes.total > 1:
+    if not resolved.site.queues and nodes.total > 1:
         raise UserError(
             f"site {resolved.site.name} runs on this machine only, not on {nodes.total} nodes",
             where=resolved.location("resources", "nodes"),

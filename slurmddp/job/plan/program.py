@@ -102,7 +102,7 @@ def plan_container(resolved: Resolved, layout: Layout, program: Program, context
     """Return how the ranks' container starts; `check_image` has seen that there is an image where one is needed."""
     wanted = resolved.job.container
     if not wanted.needs_image or wanted.image is None:
-        own = resolved.site.scheduler == "local" and not wanted.python  # slurmddp's own Python, where setup brings none
+        own = not resolved.site.queues and not wanted.python  # slurmddp's own Python, where setup brings none
         python = context.python if own else wanted.python or "python3"
         return NoContainer("none", python, python_of_setup=own and bool(resolved.job.setup))
     kind = runtime_named(wanted.runtime)

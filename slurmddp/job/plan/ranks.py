@@ -20,7 +20,7 @@ _OWN_WORDS = ("--gpus", "-G", "--gres", "--gpus-per-node", "--gpus-per-task", "-
 
 def is_auto(resolved: Resolved) -> bool:
     """Return whether `auto` is asked for where nodes may differ; this one machine is known."""
-    return resolved.job.resources.ranks_per_node == "auto" and resolved.site.scheduler == "slurm"
+    return resolved.job.resources.ranks_per_node == "auto" and resolved.site.queues
 
 
 def asks_itself(resolved: Resolved) -> bool:
@@ -91,7 +91,7 @@ def plan_srun(resolved: Resolved, nodes: NodePlan, layout: Layout, container: Co
     why = None
     if resolved.job.train.task is not None:
         why = "a task needs torchrun, which restarts its ranks in place and signs their rendezvous"
-    elif resolved.site.scheduler != "slurm":
+    elif not resolved.site.queues:
         why = f"site {resolved.site.name} has no Slurm"
     elif container.made_by_srun:
         why = f"{container.runtime} starts each container with a separate srun"

@@ -31,9 +31,9 @@ def plan_recovery(
     """
     wanted, site = resolved.job.recovery, resolved.site
     requeue: Literal["requeue", "chain", "none"] = "chain" if site.requeue == "chain" else "requeue"
-    if wanted.requeue == "never" or inside or site.scheduler == "local":
+    if wanted.requeue == "never" or inside or not site.queues:
         requeue = "none"
-    if wanted.preflight == "only" and (inside or site.scheduler == "local"):
+    if wanted.preflight == "only" and (inside or not site.queues):
         raise UserError(
             f"{'a step of another job' if inside else f'a job of site {site.name}, without Slurm,'} has no preflight",
             where=resolved.location(*(("recovery", "preflight") if inside else ("site",))),
@@ -50,9 +50,7 @@ def plan_recovery(
     must_save = own and requeue != "none" and wanted.requeue == "auto"
     # In one job, too, and on one machine: whoever wants any number of them says so.
     from_zero = FROM_ZERO if own and wanted.requeue != "always" else None
-    hours = wanted.max_gpu_hours
-    found = RecoveryPlan(requeue, wanted.no_progress, wanted.preflight, expedite, must_save, hours, watch, from_zero)
-    return found, notes
+    return RecoveryPlan(requeue, expedite, must_save, watch, from_zero), notes
 
 
 def max_restarts(job: Job) -> int:

@@ -33,7 +33,7 @@ def row(site: Site) -> str:
 
 def features(site: Site) -> str:
     """What its Slurm wants."""
-    if site.scheduler == "local":
+    if not site.queues:
         return "no Slurm"
     found = [REQUESTS[site.gpu_request] + (" by type" if site.gpu_request_type else "")]
     if any(partition.ask is not None for partition in site.partitions.values()):

@@ -23,7 +23,7 @@ OPTIONS = ("resources.nodes=2", "resources.time=1h")
 
 @pytest.mark.parametrize("site", SITES)
 def test_on_every_site_with_slurm_it_is_short_and_has_nothing_of_ours(site: str, tmp_path: Path) -> None:
-    if Catalogue(ENVIRONMENT).load(site)[0].scheduler != "slurm":
+    if not Catalogue(ENVIRONMENT).load(site)[0].queues:
         return
     text = plain(site, "plain-image")
     lines = text.splitlines()

@@ -28,7 +28,7 @@ def _partition(subject: Subject) -> dict[str, str] | None:
     """Return Slurm's fields of the job's partition; None where the site chooses it, by a constraint or a QOS."""
     plan, resolved = subject.prepared.plan, subject.prepared.resolved
     chosen = option(plan, "partition") is None and partition_of(resolved).ask is not None
-    if plan.inside or plan.scheduler != "slurm" or chosen:
+    if not plan.queued or chosen:
         return None
     return subject.cluster.partition(option(plan, "partition"))
 
@@ -72,8 +72,10 @@ def partition_limit(subject: Subject) -> Iterator[Hit]:
     if row is None:
         return
     name, most = row["PartitionName"], seconds(row.get("MaxTime"))
-    if plan.time and most and plan.time > most:
-        told = f"the time limit {slurm_time(plan.time)} is above the {slurm_time(most)} of partition {name}"
+    if plan.job.resources.time and most and plan.job.resources.time > most:
+        told = (
+            f"the time limit {slurm_time(plan.job.resources.time)} is above the {slurm_time(most)} of partition {name}"
+        )
         yield Hit(subject.where("resources.time"), told, f"ask for --time {slurm_time(most)} or less")
     most = min(filter(None, (limit(row.get("MaxNodes")), limit(row.get("TotalNodes")))), default=None)
     least = plan.nodes.min if plan.nodes.elastic else plan.nodes.total
@@ -92,7 +94,7 @@ def partition_limit(subject: Subject) -> Iterator[Hit]:
 def time_default(subject: Subject) -> Iterator[Hit]:
     row = _partition(subject)
     default = seconds(row.get("DefaultTime")) if row else None
-    if row and default and not subject.prepared.plan.time:
+    if row and default and not subject.prepared.plan.job.resources.time:
         told = f"no time limit is set: partition {row['PartitionName']} ends the job after {slurm_time(default)}"
         yield Hit(subject.where("resources.time"), told)
 
@@ -148,8 +150,8 @@ def qos_limit(subject: Subject) -> Iterator[Hit]:
     if given and qos not in given:
         yield Hit(subject.where("resources.qos"), f"you may not use QOS {qos}", f"use one of: {', '.join(given)}")
     most = cluster.qos_limits.get(qos)
-    if plan.time and most and plan.time > most:
-        told = f"the time limit {slurm_time(plan.time)} is above the {slurm_time(most)} of QOS {qos}"
+    if plan.job.resources.time and most and plan.job.resources.time > most:
+        told = f"the time limit {slurm_time(plan.job.resources.time)} is above the {slurm_time(most)} of QOS {qos}"
         yield Hit(subject.where("resources.time"), told, f"ask for --time {slurm_time(most)} or less")
 
 
@@ -201,7 +203,7 @@ def _gpus(subject: Subject, partition: str, kinds: list[dict[str, int]]) -> Iter
 )
 def slurm_refuses(subject: Subject) -> Iterator[Hit]:
     plan = subject.prepared.plan
-    if plan.scheduler == "slurm" and not plan.inside:
+    if plan.queued:
         trial = subject.cluster.trial(plan.sbatch)
         if trial is not None and trial.refusal is not None:
             yield Hit("sbatch --test-only", trial.refusal)

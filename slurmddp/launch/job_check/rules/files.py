@@ -52,7 +52,7 @@ def site_bind(subject: Subject) -> Iterator[Hit]:
     for bind in subject.prepared.plan.container.binds:
         if bind.by_site and not os.path.exists(bind.source):
             told = f"the site's bind source {bind.source} is not on this machine"
-            yield Hit(f"site {subject.prepared.plan.site}", told)
+            yield Hit(f"site {subject.prepared.plan.site.name}", told)
 
 
 @rule(
@@ -80,7 +80,7 @@ def accelerate_layout(subject: Subject) -> Iterator[Hit]:
 def login_node(subject: Subject) -> Iterator[Hit]:
     import shutil
 
-    if subject.prepared.plan.scheduler == "local" and "SLURM_JOB_ID" not in subject.environment:
+    if not subject.prepared.plan.site.queues and "SLURM_JOB_ID" not in subject.environment:
         if shutil.which("sbatch", path=subject.environment.get("PATH")):
             yield Hit(subject.where("site"), "site local would train on this machine, which has sbatch")
 
@@ -109,7 +109,7 @@ def bind_hides(subject: Subject) -> Iterator[Hit]:
 )
 def local_folder(subject: Subject) -> Iterator[Hit]:
     plan = subject.prepared.plan
-    if plan.scheduler != "slurm" or plan.inside:
+    if not plan.queued:
         return
     named = [("paths.runs", "the run folder", plan.runs_root)]
     named += [("train.data.path", "the dataset", host_path(path, plan.container.binds)) for path in plan.data_paths]

@@ -38,7 +38,7 @@ def _settings(subject: Subject) -> Iterator[_Setting]:
             for name, value in re.findall(r"\bexport\s+([A-Z][A-Z0-9_]*)=[\"']?([^\s;\"']*)", line):
                 known.add(name)
                 yield _Setting(name, value, subject.where(f"setup.{index}"))
-    if subject.prepared.plan.scheduler == "slurm":  # sbatch hands the shell's environment to the job
+    if subject.prepared.plan.site.queues:  # sbatch hands the shell's environment to the job
         for name, value in subject.environment.items():
             if name not in known:
                 yield _Setting(name, value, f"${name} in this shell")

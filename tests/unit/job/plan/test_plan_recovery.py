@@ -207,7 +207,7 @@ def test_requeue(desk: Desk, site: str, option: str, inside: bool, requeue: str,
     plan = desk.plan("name: n\nsite: s\ntrain: {script: a.py}\n", *([option] if option else ["name=n"]), inside=inside)
     saving = requeue != "none" and "always" not in option
     most = None if "always" in option else 2
-    assert plan.recovery == RecoveryPlan(requeue, 3, True, must_save=saving, from_zero=most)  # type: ignore[arg-type]
+    assert plan.recovery == RecoveryPlan(requeue, must_save=saving, from_zero=most)  # type: ignore[arg-type]
     assert f" from_zero={most or ''} " in job_script(plan)
     assert [line for line in plan.sbatch if "requeue" in line] == [flag]
 
