@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +12,6 @@ import typer
 from slurmddp.commands import options as opt
 from slurmddp.commands.help import App
 from slurmddp.commands.listed import BY_NAME
-from slurmddp.commands.options import Json
 from slurmddp.commands.run_options import LAST, Run
 from slurmddp.errors import UserError
 from slurmddp.launch.export import Wanted
@@ -32,7 +30,7 @@ from slurmddp.visible import one_line
 SAY_EVERY = 4 * 2**30
 
 
-def as_dict(item: Stored, found: list[Stored]) -> dict[str, Any]:
+def as_dict(item: Stored, stored: list[Stored]) -> dict[str, Any]:
     """Return a checkpoint for --json. The keys are stable. complete: no fault is known; fault: what is wrong."""
     return {
         "step": item.step,
@@ -41,7 +39,7 @@ def as_dict(item: Stored, found: list[Stored]) -> dict[str, Any]:
         "own": item.own,
         "complete": item.fault is None,
         "fault": item.fault,
-        "resumed_from": item is checkpoints.resumed_from(found),
+        "resumed_from": item is checkpoints.resumed_from(stored),
         "saved": round(item.saved, 3),
         "bytes": item.bytes,
         "files": item.files,
@@ -49,14 +47,14 @@ def as_dict(item: Stored, found: list[Stored]) -> dict[str, Any]:
     }
 
 
-def table(folder: RunFolder, found: list[Stored], left: list[Leftover]) -> str:
+def table(folder: RunFolder, stored: list[Stored], left: list[Leftover]) -> str:
     """Return one line per checkpoint: step, time, size, files, ranks, run and state."""
     lines: list[str] = []
-    if found:
-        others = any(not item.own for item in found)
-        chosen = checkpoints.resumed_from(found)
+    if stored:
+        others = any(not item.own for item in stored)
+        chosen = checkpoints.resumed_from(stored)
         rows = [("STEP", "SAVED", "SIZE", "FILES", "RANKS", "RUN", "STATE")]
-        for item in found:
+        for item in stored:
             if item.fault is None:
                 state = styled("complete", "good") + " (content not compared)"
             else:
@@ -76,7 +74,7 @@ def table(folder: RunFolder, found: list[Stored], left: list[Leftover]) -> str:
     return join("\n", lines)
 
 
-def checked(item: Stored, say: Callable[[str], None]) -> Stored:
+def checked(item: Stored) -> Stored:
     """Compare the checkpoint's content with its hashes, and report progress every few GiB."""
     hashed = told = 0
 
@@ -85,41 +83,11 @@ def checked(item: Stored, say: Callable[[str], None]) -> Stored:
         hashed += count
         if hashed - told >= SAY_EVERY and hashed < item.bytes:
             told = hashed
-            say(f"step {item.step}: {human(hashed)} of {human(item.bytes)} verified")
+            opt.say(f"step {item.step}: {human(hashed)} of {human(item.bytes)} verified")
 
     if item.bytes >= SAY_EVERY:
-        say(f"step {item.step}: verifying {human(item.bytes)}")
+        opt.say(f"step {item.step}: verifying {human(item.bytes)}")
     return checkpoints.check(item, progress)
-
-
-def verified(folder: RunFolder, step: int | None, say: Callable[[str], None]) -> Iterator[Stored]:
-    """Verify the run's checkpoints, or that of one step. Raises UserError if there is none."""
-    found = checkpoints.own(folder)
-    for item in [checkpoints.at_step(found, step)] if step is not None else found:
-        yield checked(item, say)
-
-
-def verdict(item: Stored) -> str:
-    """Return one line: the step, and whether the checkpoint is good."""
-    extent = f"{human(item.bytes)} in {item.files} files"
-    verdict = f"good, {extent}" if item.fault is None else f"NOT USABLE: {one_line(item.fault)}"
-    return f"step {item.step}  {verdict}"
-
-
-def refuse_while_going(folder: RunFolder) -> None:
-    """Raise UserError if the run may still write checkpoints: it runs, is pending, or its state is unknown."""
-    found = run_status(folder).state
-    if found.going:
-        raise UserError(
-            f"run {folder.id} is still {found.state} and prunes its own checkpoints",
-            todo=f"wait, cancel it (`slurmddp cancel {folder.id}`), or use --force",
-        )
-
-
-def removal(item: Stored | Leftover, *, done: bool) -> str:
-    """Return one line about a folder that is, or would be, removed."""
-    what = _why(item) if isinstance(item, Stored) else " (an unfinished save)"
-    return f"{'removed' if done else 'would remove'} {item.path.name}{what}, {human(item.bytes)}"
 
 
 def pruning_end(planned: Pruning, *, done: bool) -> str:
@@ -154,26 +122,26 @@ def _when(seconds: float) -> str:
 Step = Annotated[int | None, typer.Option(min=0, metavar="N", help="Verify only the checkpoint of this step")]
 
 
-def list_checkpoints(run: Run = LAST, as_json: Json = False) -> None:
+def list_checkpoints(run: Run = LAST, as_json: opt.Json = False) -> None:
     """List the checkpoints of a run and of the runs it resumed from, and mark the one to resume from."""
     folder = find_run(run, os.environ)
-    found = survey(folder)
-    if as_json:
-        typer.echo(opt.json_text([as_dict(item, found) for item in found]))
-    else:
-        typer.echo(table(folder, found, leftovers(folder)))
+    stored = survey(folder)
+    opt.show(as_json, [as_dict(item, stored) for item in stored], table(folder, stored, leftovers(folder)))
 
 
-def verify(run: Run = LAST, step: Step = None, as_json: Json = False) -> None:
+def verify(run: Run = LAST, step: Step = None, as_json: opt.Json = False) -> None:
     """Check every file of a run's checkpoints against its hash. Exit code: 0 all good, 1 some damaged."""
-    found = []
-    for item in verified(find_run(run, os.environ), step, opt.say):
-        found.append(item)
+    stored = checkpoints.own(find_run(run, os.environ))
+    verified = []
+    for item in map(checked, stored if step is None else [checkpoints.at_step(stored, step)]):
+        verified.append(item)
         if not as_json:
-            typer.echo(verdict(item))
+            extent = f"{human(item.bytes)} in {item.files} files"
+            verdict = f"good, {extent}" if item.fault is None else f"NOT USABLE: {one_line(item.fault)}"
+            typer.echo(f"step {item.step}  {verdict}")
     if as_json:
-        typer.echo(opt.json_text([as_dict(item, found) for item in found]))
-    raise typer.Exit(int(any(item.fault is not None for item in found)))
+        typer.echo(opt.json_text([as_dict(item, verified) for item in verified]))
+    raise typer.Exit(int(any(item.fault is not None for item in verified)))
 
 
 def prune(
@@ -184,22 +152,21 @@ def prune(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed; remove nothing")] = False,
     force: Annotated[bool, typer.Option("--force", help="Prune even while the run is pending or running")] = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Remove old, unfinished and damaged checkpoints of a run, but never the newest good one."""
     folder = find_own_run(run, os.environ, to="prune its checkpoints")
-    if not force:
-        refuse_while_going(folder)
-    planned = pruning.plan(
-        folder, keep=keep, keep_every=keep_every, running=force, checked=lambda item: checked(item, opt.say)
-    )
+    if not force and (state := run_status(folder).state).going:  # or its state is unknown
+        raise UserError(
+            f"run {folder.id} is still {state.state} and prunes its own checkpoints",
+            todo=f"wait, cancel it (`slurmddp cancel {folder.id}`), or use --force",
+        )
+    planned = pruning.plan(folder, keep=keep, keep_every=keep_every, running=force, checked=checked)
     for item in planned.going if dry_run else pruning.prune(folder, planned):
         if not as_json:
-            typer.echo(removal(item, done=not dry_run))
-    if as_json:
-        typer.echo(opt.json_text(pruning_dict(planned, done=not dry_run)))
-    else:
-        typer.echo(pruning_end(planned, done=not dry_run))
+            what = _why(item) if isinstance(item, Stored) else " (an unfinished save)"
+            typer.echo(f"{'would remove' if dry_run else 'removed'} {item.path.name}{what}, {human(item.bytes)}")
+    opt.show(as_json, pruning_dict(planned, done=not dry_run), pruning_end(planned, done=not dry_run))
 
 
 def export(
@@ -225,7 +192,7 @@ def export(
     trust: Annotated[
         bool, typer.Option("--trust", help="Run another user's image, setup lines and code with your account")
     ] = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Export the weights of a checkpoint to one file, with the PyTorch of the run's image or environment."""
     folder = find_run(run, os.environ)

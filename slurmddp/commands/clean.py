@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -15,110 +15,22 @@ from slurmddp.alerts import secrets
 from slurmddp.commands import options as opt
 from slurmddp.commands.checkpoint import checked
 from slurmddp.commands.image import removal_dict, removal_text
-from slurmddp.commands.options import Json
 from slurmddp.commands.runs import age_text, checked_states, moment
 from slurmddp.errors import UserError
 from slurmddp.images.inventory import held, removable, remove
 from slurmddp.launch.find import find_run, known_roots, known_runs
 from slurmddp.launch.image import used_images
 from slurmddp.run import index, manifest, pruning
-from slurmddp.run.checkpoints import Stored
 from slurmddp.run.evidence import evidence_of
 from slurmddp.run.gate import own, stranger
 from slurmddp.run.layout import RunFolder
-from slurmddp.run.pruning import Removal, Skipped
+from slurmddp.run.pruning import Pruning
 from slurmddp.run.state import RunState, judge
 from slurmddp.run.unanswered import ask_about
 from slurmddp.run.usage import Usage, changed, usage
 from slurmddp.shared.units import human
-from slurmddp.styled import labelled
+from slurmddp.styled import columns, labelled
 from slurmddp.visible import one_line
-
-
-def biggest_first(found: Iterable[Usage]) -> list[Usage]:
-    """Return them in the order in which they are listed."""
-    return sorted(found, key=lambda item: (-item.bytes, item.folder.id))
-
-
-def as_dict(item: Usage) -> dict[str, Any]:
-    """Return what a run takes, for --json. The keys are stable."""
-    return {
-        "run_id": item.folder.id,
-        "run_folder": str(item.folder.path),
-        "bytes": item.bytes,
-        "files": item.files,
-        "checkpoints": item.checkpoints,
-        "logs": item.logs,
-        "changed": round(item.changed, 3),
-    }
-
-
-def table(found: Sequence[Usage]) -> str:
-    """Return one line per run, and one for all. AGE: since the run last wrote anything."""
-    if not found:
-        return "no runs"
-    now = time.time()
-    rows: list[tuple[str, ...]] = [("RUN", "SIZE", "CHECKPOINTS", "LOGS", "FILES", "AGE")]
-    for item in found:
-        sizes = map(human, (item.bytes, item.checkpoints, item.logs))
-        rows.append((one_line(item.folder.id), *sizes, str(item.files), age_text(now - item.changed)))
-    if len(found) > 1:
-        sums = (
-            sum(sizes) for sizes in zip(*((item.bytes, item.checkpoints, item.logs) for item in found), strict=True)
-        )
-        rows.append((f"{len(found)} runs", *map(human, sums), str(sum(item.files for item in found)), ""))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows
-    )
-
-
-def clean_lines(planned: Sequence[Removal], skipped: Sequence[Skipped]) -> list[str]:
-    """Return all that is to be removed and its size, after the runs that stay."""
-    lines = [one_line(f"stays   {item.folder.id}: {item.why}") for item in skipped]
-    for item in planned:
-        about = f"{item.state.state}, {age_text(time.time() - item.usage.changed)} old"
-        if item.pruning is None:
-            lines.append(
-                one_line(f"remove  {item.folder.path} ({about}, {item.usage.files} files): {human(item.bytes)}")
-            )
-        for each in item.pruning.going if item.pruning else ():
-            lines.append(one_line(f"remove  {each.path} ({about}): {human(each.bytes)}"))
-    return [*lines, _total(planned) if planned else "nothing to remove"]
-
-
-def removed_line(gone: Sequence[Removal]) -> str:
-    """Return the line at the end: how much was removed."""
-    return f"removed: {_total(gone)}"
-
-
-def _total(found: Sequence[Removal]) -> str:
-    pruned = sum(len(item.pruning.going) for item in found if item.pruning)
-    what = f"{len(found)} run{'s' * (len(found) != 1)}"
-    if pruned:
-        what = f"{pruned} checkpoint{'s' * (pruned != 1)} of {what}"
-    return f"{what}, {human(sum(item.bytes for item in found))}"
-
-
-def clean_dict(found: Sequence[Removal], skipped: Sequence[Skipped], *, done: bool) -> dict[str, Any]:
-    """Return what was, or with done=False would be, removed, for --json. The keys are stable. checkpoints: null where
-    the whole run folder is meant."""
-    return {
-        "removed": [
-            {
-                "run_id": item.folder.id,
-                "run_folder": str(item.folder.path),
-                "state": item.state.state,
-                "bytes": item.bytes,
-                "checkpoints": [str(each.path) for each in item.pruning.going] if item.pruning else None,
-            }
-            for item in found
-        ],
-        "kept": [{"run_id": item.folder.id, "why": item.why} for item in skipped],
-        "bytes": sum(item.bytes for item in found),
-        "done": done,
-    }
-
 
 #: A run whose scheduler does not know it, here, may be training on another cluster or machine that shares the folder:
 #: it counts as active until nothing was written for so many seconds.
@@ -135,44 +47,101 @@ class Wanted(NamedTuple):
     keep: int | None
 
 
-def plan(
-    wanted: Wanted, environment: Mapping[str, str], checked: Callable[[Stored], Stored], say: Callable[[str], None]
-) -> tuple[list[Removal], list[Skipped]]:
-    """Return what to remove, newest run first, and which of the runs stay. `checked` verifies a checkpoint.
+class Removal(NamedTuple):
+    """What is to be removed of a run: all of it, or with `pruning` that."""
 
-    Raises UserError for a named run that must stay.
-    """
-    chosen, skipped = select(wanted, environment, say)
-    found = []
+    usage: Usage
+    state: RunState
+    pruning: Pruning | None = None
+
+    @property
+    def folder(self) -> RunFolder:
+        """Return the run's folder."""
+        return self.usage.folder
+
+    @property
+    def bytes(self) -> int:
+        """Return what removing frees."""
+        return self.usage.bytes if self.pruning is None else self.pruning.bytes
+
+    def lines(self) -> Iterator[str]:
+        """Yield what is to be removed, and its size."""
+        about = f"{self.state.state}, {age_text(time.time() - self.usage.changed)} old"
+        if self.pruning is None:
+            yield one_line(f"remove  {self.folder.path} ({about}, {self.usage.files} files): {human(self.bytes)}")
+        for each in self.pruning.going if self.pruning else ():
+            yield one_line(f"remove  {each.path} ({about}): {human(each.bytes)}")
+
+
+class Skipped(NamedTuple):
+    """A run that was asked for and stays."""
+
+    folder: RunFolder
+    why: str
+
+
+def _total(removals: Sequence[Removal]) -> str:
+    pruned = sum(len(item.pruning.going) for item in removals if item.pruning)
+    what = f"{len(removals)} run{'s' * (len(removals) != 1)}"
+    if pruned:
+        what = f"{pruned} checkpoint{'s' * (pruned != 1)} of {what}"
+    return f"{what}, {human(sum(item.bytes for item in removals))}"
+
+
+def _facts(removals: Sequence[Removal], skipped: Sequence[Skipped], *, done: bool) -> dict[str, Any]:
+    """Return what was, or with done=False would be, removed, for --json. The keys are stable. checkpoints: null where
+    the whole run folder is meant."""
+    return {
+        "removed": [
+            {
+                "run_id": item.folder.id,
+                "run_folder": str(item.folder.path),
+                "state": item.state.state,
+                "bytes": item.bytes,
+                "checkpoints": [str(each.path) for each in item.pruning.going] if item.pruning else None,
+            }
+            for item in removals
+        ],
+        "kept": [{"run_id": item.folder.id, "why": item.why} for item in skipped],
+        "bytes": sum(item.bytes for item in removals),
+        "done": done,
+    }
+
+
+def _usage(folder: RunFolder) -> Usage:
+    return usage(folder, lambda error: opt.say(labelled("warning", f"{error.filename}: {error.strerror}")))
+
+
+def _plan(wanted: Wanted) -> tuple[list[Removal], list[Skipped]]:
+    """Return what to remove, newest run first, and which runs stay. Raises UserError for a named one of these."""
+    chosen, skipped = _select(wanted)
+    removals = []
     for folder, state in chosen:
-        measured = usage(folder, lambda error: say(labelled("warning", f"{error.filename}: {error.strerror}")))
+        measured = _usage(folder)
         if wanted.keep is None:
-            found.append(Removal(measured, state))
+            removals.append(Removal(measured, state))
             continue
         try:
             planned = pruning.plan(folder, keep=wanted.keep, keep_every=None, checked=checked)
         except UserError as error:
             skipped.append(Skipped(folder, error.what))
         else:
-            found += [Removal(measured, state, planned)] if planned.going else []
-    return found, skipped
+            removals += [Removal(measured, state, planned)] if planned.going else []
+    return removals, skipped
 
 
-def select(
-    wanted: Wanted, environment: Mapping[str, str], say: Callable[[str], None]
-) -> tuple[list[tuple[RunFolder, RunState]], list[Skipped]]:
+def _select(wanted: Wanted) -> tuple[list[tuple[RunFolder, RunState]], list[Skipped]]:
     """Return the runs to work on, newest first, each with its state, and those that must stay.
 
     Raises UserError for a named run that must stay.
     """
-    known = _known(wanted.named, environment)
+    known = _known(wanted.named)
     names = {_key(folder) for folder in wanted.named}
-    folders = [folder for folder in known if not names or _key(folder) in names]
     continued = _continued(known)
     chosen: list[tuple[RunFolder, RunState]] = []
     skipped: list[Skipped] = []
     gone: set[str] = set()  # run folders that this removes
-    for folder, state in _states(folders, say):
+    for folder, state in _states([folder for folder in known if not names or _key(folder) in names]):
         if not _matches(folder, state, wanted):
             continue
         newer = [each for each in continued.get(_key(folder), ()) if _key(each) not in gone]
@@ -188,38 +157,12 @@ def select(
     return chosen, skipped
 
 
-def carry_out(
-    planned: Sequence[Removal], wanted: Wanted, environment: Mapping[str, str], say: Callable[[str], None]
-) -> Iterator[tuple[Removal, OSError | None]]:
-    """Remove what was planned, and yield each run as soon as it is gone, or with the error that kept it.
-
-    Runs are looked at once more before: one may have been requeued, or resumed from, while the user read the list.
-    """
-    still = {_key(folder) for folder, _ in select(wanted, environment, say)[0]}
-    for removal in planned:
-        if _key(removal.folder) not in still:
-            say(labelled("warning", f"run {removal.folder.id} has changed: it stays"))
-            continue
-        try:
-            run = own(removal.folder, to="clean it")
-            if removal.pruning is None:
-                run.remove_all()
-                secrets.forget(removal.folder.id, environment)
-            else:
-                for _ in pruning.prune(run, removal.pruning):
-                    pass
-        except OSError as error:
-            yield removal, error
-        else:
-            yield removal, None
-
-
-def _known(named: Sequence[RunFolder], environment: Mapping[str, str]) -> list[RunFolder]:
+def _known(named: Sequence[RunFolder]) -> list[RunFolder]:
     """All runs, newest first; also those that the index lacks: they may resume from one that is to go."""
     entries = index.entries()
     parents = {folder.path.parent for folder in (*named, *(entry.folder for entry in entries))}
-    found = {entry.id: entry for entry in (*entries, *index.rebuild(parents or known_roots(environment)))}
-    newest_first = sorted(found.values(), key=lambda entry: (entry.when, entry.id), reverse=True)
+    by_id = {entry.id: entry for entry in (*entries, *index.rebuild(parents or known_roots(os.environ)))}
+    newest_first = sorted(by_id.values(), key=lambda entry: (entry.when, entry.id), reverse=True)
     known = {_key(folder): folder for folder in (*(entry.folder for entry in newest_first), *named)}
     return list(known.values())
 
@@ -232,7 +175,7 @@ def _key(folder: RunFolder) -> str:
 def _continued(known: Sequence[RunFolder]) -> dict[str, list[RunFolder]]:
     """Return by run the newer runs that resume from it."""
     by_id = {folder.id: folder for folder in known}
-    found: dict[str, list[RunFolder]] = {}
+    continued: dict[str, list[RunFolder]] = {}
     for folder in known:
         try:
             earlier = manifest.read(folder)["resumed_from"]
@@ -240,18 +183,16 @@ def _continued(known: Sequence[RunFolder]) -> dict[str, list[RunFolder]]:
             continue
         for text in earlier if isinstance(earlier, list) else ():
             before = by_id.get(str(text)) or RunFolder(folder.path / str(text))
-            found.setdefault(_key(before), []).append(folder)
-    return found
+            continued.setdefault(_key(before), []).append(folder)
+    return continued
 
 
-def _states(folders: Sequence[RunFolder], say: Callable[[str], None]) -> Iterator[tuple[RunFolder, RunState]]:
+def _states(folders: Sequence[RunFolder]) -> Iterator[tuple[RunFolder, RunState]]:
     """Yield the state of each run; the schedulers are asked once for all."""
-    asked = ask_about(evidence_of(folders, say), say)
+    asked = ask_about(evidence_of(folders, opt.say), opt.say)
     for folder, facts in asked.runs:
-        answered = asked.answered(facts)
-        states = [judge(asked.views.get(job_id), facts, answered=answered) for job_id in facts.job_ids] or [
-            judge(None, facts, answered=answered)
-        ]
+        views = [asked.views.get(job_id) for job_id in facts.job_ids] or [None]
+        states = [judge(view, facts, answered=asked.answered(facts)) for view in views]
         yield folder, next((state for state in states if state.going), states[-1])
 
 
@@ -281,20 +222,117 @@ def _why_not(folder: RunFolder, state: RunState, newer: Sequence[RunFolder]) -> 
     return None
 
 
-Runs = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="RUN", help="Run ids, job ids, run folders, or last  [default: all]", autocompletion=opt.run_names
-    ),
-]
+def _may_remove(*, yes: bool) -> None:
+    """Ask. Raises UserError where nobody can be asked, and typer.Abort for a no."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UserError(
+            "nothing was removed: slurmddp cannot ask you without a terminal", todo="add --yes to remove all of this"
+        )
+    typer.confirm("Remove all of this?", abort=True, err=True)
 
 
-def _folders(runs: list[str] | None) -> list[RunFolder]:
-    return [find_run(text, os.environ) for text in runs or ()]
+def _show_usage(*, as_json: bool) -> None:
+    """Show one line per run, the largest first, and one for all. AGE: since the run last wrote anything."""
+    runs = sorted(
+        map(_usage, (entry.folder for entry in known_runs(os.environ))), key=lambda run: (-run.bytes, run.folder.id)
+    )
+    rows: list[tuple[str, ...]] = [("RUN", "SIZE", "CHECKPOINTS", "LOGS", "FILES", "AGE")]
+    for run in runs:
+        sizes = map(human, (run.bytes, run.checkpoints, run.logs))
+        rows.append((one_line(run.folder.id), *sizes, str(run.files), age_text(time.time() - run.changed)))
+    if len(runs) > 1:
+        sums = map(sum, zip(*((run.bytes, run.checkpoints, run.logs) for run in runs), strict=True))
+        rows.append((f"{len(runs)} runs", *map(human, sums), str(sum(run.files for run in runs)), ""))
+    facts = [
+        {
+            "run_id": run.folder.id,
+            "run_folder": str(run.folder.path),
+            "bytes": run.bytes,
+            "files": run.files,
+            "checkpoints": run.checkpoints,
+            "logs": run.logs,
+            "changed": round(run.changed, 3),
+        }
+        for run in runs
+    ]
+    opt.show(as_json, facts, columns(rows, left=1) if runs else "no runs")
+    if runs and not as_json:
+        opt.say("to remove some: slurmddp clean RUN, --older-than 30d or --state failed; it asks first")
+
+
+def _clean_runs(wanted: Wanted, *, yes: bool, as_json: bool) -> None:
+    planned, skipped = _plan(wanted)
+    if not as_json:
+        for item in skipped:
+            typer.echo(one_line(f"stays   {item.folder.id}: {item.why}"))
+        for line in (line for removal in planned for line in removal.lines()):
+            typer.echo(line)
+        typer.echo(_total(planned) if planned else "nothing to remove")
+    elif planned and not yes and not sys.stdin.isatty():
+        typer.echo(opt.json_text(_facts(planned, skipped, done=False)))
+    if planned:
+        _may_remove(yes=yes)
+    gone, failed = [], False
+    # Once more: a run may have been requeued, or resumed from, while the user read the list.
+    still = {_key(folder) for folder, _ in _select(wanted)[0]}
+    for removal in planned:
+        if _key(removal.folder) not in still:
+            opt.say(labelled("warning", f"run {removal.folder.id} has changed: it stays"))
+            continue
+        try:
+            _remove(removal)
+            gone.append(removal)
+        except OSError as error:
+            failed = True
+            opt.say(labelled("error", f"run {removal.folder.id} stays: {error.filename}: {error.strerror}"))
+    if as_json:
+        typer.echo(opt.json_text(_facts(gone, skipped, done=True)))
+    elif planned:
+        typer.echo(f"removed: {_total(gone)}")
+    raise typer.Exit(int(failed))
+
+
+def _remove(removal: Removal) -> None:
+    run = own(removal.folder, to="clean it")
+    if removal.pruning is None:
+        run.remove_all()
+        secrets.forget(run.id, os.environ)
+    else:
+        list(pruning.prune(run, removal.pruning))
+
+
+def _clean_images(folder: Path, keep: int, *, yes: bool, as_json: bool) -> None:
+    with held(folder) as opened:
+        old = removable(opened, keep, used_images())
+    if not as_json:
+        typer.echo(removal_text(old, done=False))
+    elif old and not yes and not sys.stdin.isatty():
+        typer.echo(opt.json_text(removal_dict(old, done=False)))
+    if old:
+        _may_remove(yes=yes)
+    shown = {item.paths[0].name for item in old}
+    with held(folder) as opened:  # once more: a run may have taken one while the user read the list
+        gone = [item for item in removable(opened, keep, used_images()) if item.paths[0].name in shown]
+        for path in (path for item in gone for path in item.paths):
+            try:
+                remove(path)
+            except OSError as error:
+                raise UserError(f"cannot remove {path.name}: {error.strerror}", where=str(folder)) from None
+    if as_json:
+        typer.echo(opt.json_text(removal_dict(gone, done=True)))
+    elif old:
+        typer.echo(removal_text(gone, done=True))
 
 
 def clean(
-    runs: Runs = None,
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN", help="Run ids, job ids, run folders, or last  [default: all]", autocompletion=opt.run_names
+        ),
+    ] = None,
     older_than: Annotated[
         str | None, typer.Option(metavar="TIME", help="Only runs that wrote nothing since: 12h, 30d, 8w or 2026-11-30")
     ] = None,
@@ -316,7 +354,7 @@ def clean(
         typer.Option(metavar="FOLDER", help="Remove old images that none of your runs uses, in place of runs"),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """List the disk space of your runs, the largest first. With RUN or an option: remove run folders, old checkpoints
     or old images, after it has shown them and asked. Active runs stay, and runs that a newer run resumes from."""
@@ -328,75 +366,9 @@ def clean(
         if keep == 0:
             raise UserError("--keep 0 would remove the newest checkpoint", todo="name the runs without --keep")
         before = moment("--older-than", older_than).timestamp() if older_than else None
-        _clean_runs(Wanted(_folders(runs), before, checked_states(state or ()), keep), yes=yes, as_json=as_json)
+        named = [find_run(text, os.environ) for text in runs or ()]
+        _clean_runs(Wanted(named, before, checked_states(state or ()), keep), yes=yes, as_json=as_json)
     elif yes or keep is not None:
         raise UserError("name runs to clean, or choose them", todo="for example --older-than 30d, or --state failed")
     else:
         _show_usage(as_json=as_json)
-
-
-def _show_usage(*, as_json: bool) -> None:
-    found = biggest_first(
-        usage(entry.folder, lambda error: opt.say(labelled("warning", f"{error.filename}: {error.strerror}")))
-        for entry in known_runs(os.environ)
-    )
-    typer.echo(opt.json_text([as_dict(item) for item in found]) if as_json else table(found))
-    if found and not as_json:
-        opt.say("to remove some: slurmddp clean RUN, --older-than 30d or --state failed; it asks first")
-
-
-def _may_remove(*, yes: bool) -> None:
-    """Ask. Raises UserError where nobody can be asked, and typer.Abort for a no."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise UserError(
-            "nothing was removed: slurmddp cannot ask you without a terminal", todo="add --yes to remove all of this"
-        )
-    typer.confirm("Remove all of this?", abort=True, err=True)
-
-
-def _clean_runs(wanted: Wanted, *, yes: bool, as_json: bool) -> None:
-    planned, skipped = plan(wanted, os.environ, lambda item: checked(item, opt.say), opt.say)
-    if not as_json:
-        typer.echo("\n".join(clean_lines(planned, skipped)))
-    elif planned and not yes and not sys.stdin.isatty():
-        typer.echo(opt.json_text(clean_dict(planned, skipped, done=False)))
-    if planned:
-        _may_remove(yes=yes)
-    gone = []
-    failed = False
-    for removal, error in carry_out(planned, wanted, os.environ, opt.say):
-        if error is None:
-            gone.append(removal)
-        else:
-            failed = True
-            opt.say(labelled("error", f"run {removal.folder.id} stays: {error.filename}: {error.strerror}"))
-    if as_json:
-        typer.echo(opt.json_text(clean_dict(gone, skipped, done=True)))
-    elif planned:
-        typer.echo(removed_line(gone))
-    raise typer.Exit(int(failed))
-
-
-def _clean_images(folder: Path, keep: int, *, yes: bool, as_json: bool) -> None:
-    with held(folder) as opened:
-        found = removable(opened, keep, used_images())
-    if not as_json:
-        typer.echo(removal_text(found, done=False))
-    elif found and not yes and not sys.stdin.isatty():
-        typer.echo(opt.json_text(removal_dict(found, done=False)))
-    if found:
-        _may_remove(yes=yes)
-    shown = {item.paths[0].name for item in found}
-    with held(folder) as opened:  # once more: a run may have taken one while the user read the list
-        gone = [item for item in removable(opened, keep, used_images()) if item.paths[0].name in shown]
-        for path in (path for item in gone for path in item.paths):
-            try:
-                remove(path)
-            except OSError as error:
-                raise UserError(f"cannot remove {path.name}: {error.strerror}", where=str(folder)) from None
-    if as_json:
-        typer.echo(opt.json_text(removal_dict(gone, done=True)))
-    elif found:
-        typer.echo(removal_text(gone, done=True))

@@ -30,11 +30,7 @@ _SHOWN = 3  # files in a message
 
 
 def prepare_again(
-    folder: OwnRun,
-    environment: Mapping[str, str],
-    say: Callable[[str], None],
-    job_file: Path | None = None,
-    workdir: str | None = None,
+    folder: OwnRun, say: Callable[[str], None], job_file: Path | None = None, workdir: str | None = None
 ) -> Prepared:
     """Prepare the job of a run with the code that the run folder has. Works from the directory of its submission.
 
@@ -47,12 +43,16 @@ def prepare_again(
     if (now := version()) != facts.get("slurmddp"):
         made_by = facts.get("slurmddp")
         say(labelled("warning", f"the run was made by slurmddp {made_by}, this is {now}: its runtime may differ"))
-    environment = {**environment, "PWD": _enter(facts.get("directory"), say)}
+    directory = facts.get("directory")
+    try:
+        os.chdir(str(directory))  # a script's own relative paths begin there
+    except OSError as error:
+        say(labelled("warning", f"the directory of the submission is not used: {directory}: {error.strerror}"))
     job_file = job_file or folder.job_yaml
     options = _code_options(folder, job_file)
     if workdir is not None:
         options.append(("train.workdir", workdir, "--workdir"))
-    return prepare(Request(job_file, (), options, environment=environment))
+    return prepare(Request(job_file, (), options, environment={**os.environ, "PWD": os.getcwd()}))
 
 
 def _refuse_other_code(folder: OwnRun, facts: Mapping[str, Any], say: Callable[[str], None]) -> None:
@@ -89,15 +89,6 @@ def _refuse_other_image(facts: Mapping[str, Any]) -> None:
             f"is {now[names[0]]})",
             todo="restore that image, or submit the run's job file with the new one",
         )
-
-
-def _enter(directory: object, say: Callable[[str], None]) -> str:
-    """Go to the directory from which the run was submitted: a script's own relative paths begin there."""
-    try:
-        os.chdir(str(directory))
-    except OSError as error:
-        say(labelled("warning", f"the directory of the submission is not used: {directory}: {error.strerror}"))
-    return os.getcwd()
 
 
 def _code_options(folder: OwnRun, job_file: Path) -> list[tuple[str, Any, str]]:
@@ -141,7 +132,7 @@ def rerun(
     folder = find_own_run(run, os.environ, to="run its code with your account", todo=todo)
     if not dry_run:
         confirm(run, folder, "rerun", yes=yes)
-    prepared = prepare_again(folder, os.environ, opt.say, workdir=workdir)
+    prepared = prepare_again(folder, opt.say, workdir=workdir)
     if dry_run:
         show_dry_run(prepared, as_json=as_json)
     else:

@@ -1,10 +1,10 @@
-"""The nodes that jobs of a site avoid, for people."""
+"""site list, show, diff, detect, validate, init, bad-nodes: the profiles of sites, and the nodes that jobs avoid."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -13,70 +13,26 @@ import yaml
 from slurmddp.commands import options as opt
 from slurmddp.commands.help import App, Group
 from slurmddp.commands.listed import BY_NAME
-from slurmddp.commands.options import Json
 from slurmddp.errors import UserError
 from slurmddp.job.document import Key, Plain, typed
 from slurmddp.job.site import Fact, Site
 from slurmddp.job.types import seconds_of
 from slurmddp.report.explain import leaves, raw, sources
 from slurmddp.run import bad_nodes as known
-from slurmddp.run.bad_nodes import BadNode
 from slurmddp.shared.units import clock
 from slurmddp.sites.catalogue import Catalogue
-from slurmddp.sites.detect import Survey, decide, survey
+from slurmddp.sites.detect import decide, survey
 from slurmddp.sites.draft.live import look
 from slurmddp.sites.draft.probe import probe as look_on_nodes
 from slurmddp.sites.draft.write import Target
-from slurmddp.sites.host import Host, this_host
+from slurmddp.sites.host import this_host
 from slurmddp.sites.problems import problems
 from slurmddp.sites.select import select
+from slurmddp.styled import columns
 from slurmddp.visible import one_line
-
-
-def bad_nodes_table(site: str, found: Sequence[BadNode], now: float) -> str:
-    """Return one line per node: name, age, time until it expires, run, reason."""
-    if not found:
-        return f"no bad nodes at site {site}"
-    rows = [("NODE", "AGE", "EXPIRES IN", "RUN", "REASON")]
-    for each in found:
-        times = clock(now - each.time), clock(each.expires - now)
-        rows.append((each.node, *times, each.run or "(added by you)", one_line(each.reason)))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]) for row in rows
-    )
-
 
 #: What differs between any two profiles, and says nothing about the clusters.
 _OF_THE_FILE = ("name", "title", "documentation", "level", "bases", "detect", "facts")
-
-
-def site_rows(catalogue: Catalogue, active: tuple[str, str] | None) -> list[dict[str, Any]]:
-    """Return one row per profile. A broken one is marked and hides no other. active: (site, why)."""
-    rows = []
-    for name in catalogue.names():
-        row: dict[str, Any] = {"name": name, "file": str(catalogue.path(name)), "active": False, "why": None}
-        if active is not None and active[0] == name:
-            row |= {"active": True, "why": active[1]}
-        try:
-            site, _ = catalogue.load(name)
-        except UserError as error:
-            row |= {"title": None, "level": None, "broken": str(error)}
-        else:
-            row |= {"title": site.title, "level": site.level, "broken": None}
-        rows.append(row)
-    return rows
-
-
-def site_list(rows: list[dict[str, Any]]) -> str:
-    """Return one line per row."""
-    width = max(14, *(len(row["name"]) + 2 for row in rows))
-    lines = []
-    for row in rows:
-        text = f"broken: {row['broken'].splitlines()[0]}" if row["broken"] else f"{row['title']}  ({row['level']})"
-        text += f"  [active: {row['why']}]" if row["active"] else ""
-        lines.append(f"{row['name']:<{width}}{text}")
-    return "\n".join(lines)
 
 
 def site_page(catalogue: Catalogue, name: str) -> str:
@@ -110,9 +66,12 @@ def site_explained(catalogue: Catalogue, name: str) -> str:
 def site_dict(catalogue: Catalogue, name: str, *, explain: bool) -> dict[str, Any]:
     """Return the profile merged with its bases; explain: and the origin of each value."""
     site, _ = catalogue.load(name)
-    tree = _plain(catalogue.layered(name).tree)
-    found = {"name": site.name, "file": str(catalogue.path(name)), "profile": tree}
-    return found | ({"values": list(_explained(catalogue, name))} if explain else {})
+    facts = {
+        "name": site.name,
+        "file": str(catalogue.path(name)),
+        "profile": _plain(catalogue.layered(name).tree),
+    }
+    return facts | ({"values": list(_explained(catalogue, name))} if explain else {})
 
 
 def _explained(catalogue: Catalogue, name: str) -> Iterator[dict[str, Any]]:
@@ -137,29 +96,6 @@ def _fact(site: Site, path: Key) -> Fact | None:
     return next((site.facts[key] for key in keys if key in site.facts), None)
 
 
-def differences(catalogue: Catalogue, a: str, b: str) -> dict[str, dict[str, Any]]:
-    """Return key -> {a: value, b: value} of the values that differ, in the order of the keys; null: not set."""
-    found = {}
-    trees = [dict(_values(catalogue.load(name)[0].model_dump(mode="json", by_alias=True))) for name in (a, b)]
-    written = [catalogue.layered(name).tree for name in (a, b)]
-    for key in dict.fromkeys([*trees[0], *trees[1]]):
-        first, second = (tree.get(key) for tree in trees)
-        if first != second and key[0] not in _OF_THE_FILE:
-            shown = (_written(tree, key, value) for tree, value in zip(written, (first, second), strict=True))
-            found[".".join(key)] = dict(zip((a, b), shown, strict=True))
-    return found
-
-
-def differences_text(found: dict[str, dict[str, Any]]) -> str:
-    """Return the differences, each below its key."""
-    lines = []
-    for key, sides in found.items():
-        width = max(map(len, sides))
-        lines.append(key)
-        lines += [f"  {name:<{width}}  {_shown(value)}" for name, value in sides.items()]
-    return "\n".join(lines) or "no differences"
-
-
 def _values(tree: dict[str, Any], above: Key = ()) -> Iterator[tuple[Key, Any]]:
     """Yield the values that are set; a list is one value."""
     for name, value in tree.items():
@@ -175,34 +111,6 @@ def _written(tree: Any, key: Key, value: Any) -> Any:
         return _plain(raw(tree, key))
     except (KeyError, TypeError):
         return value
-
-
-def survey_text(host: Host, found: Survey) -> str:
-    """Return what detection saw, the best candidate first."""
-    cluster = f"{found.cluster.value} (from {found.cluster.source})" if found.cluster else "unknown"
-    lines = [f"host         {host.name}", f"ClusterName  {cluster}", ""]
-    for candidate in found.candidates:
-        lines.append(f"{candidate.site}: {candidate.excluded or f'score {candidate.score}'}")
-        lines += [f"  {item.score}  {item.text} (detect.{item.key}: {item.pattern})" for item in candidate.evidence]
-    return "\n".join(lines)
-
-
-def survey_dict(host: Host, found: Survey) -> dict[str, Any]:
-    """Return what detection saw. site: the detected one; null for no match and for a tie."""
-    return {
-        "host": host.name,
-        "cluster_name": found.cluster and found.cluster._asdict(),
-        "site": found.best[0].site if len(found.best) == 1 else None,
-        "candidates": [
-            {
-                "site": candidate.site,
-                "score": candidate.score,
-                "excluded": candidate.excluded,
-                "evidence": [item._asdict() for item in candidate.evidence],
-            }
-            for candidate in found.candidates
-        ],
-    }
 
 
 def _shown(value: Any) -> str:
@@ -245,23 +153,30 @@ class SitesGroup(Group):
         return [*super().shell_complete(ctx, incomplete), *names.shell_complete(ctx, incomplete)]
 
 
-def _catalogue() -> Catalogue:
-    return Catalogue(os.environ)
-
-
-def list_sites(as_json: Json = False) -> None:
+def list_sites(as_json: opt.Json = False) -> None:
     """List the site profiles, and mark the active one: the one that a job without `site:` uses."""
-    catalogue = _catalogue()
+    catalogue = Catalogue(os.environ)
     active, trouble = None, None
     try:
         active = select(catalogue, os.environ)
     except UserError as error:  # a tie, or a broken profile: the list helps to solve it
         trouble = str(error)
-    rows = site_rows(catalogue, active)
-    if as_json:
-        typer.echo(opt.json_text(rows))
-    else:
-        typer.echo(site_list(rows))
+    rows: list[dict[str, Any]] = []
+    lines = []
+    width = max(14, *(len(name) + 2 for name in catalogue.names()))
+    for name in catalogue.names():
+        title, level, broken = None, None, None
+        try:
+            site, _ = catalogue.load(name)
+            title, level = site.title, site.level
+        except UserError as error:  # a broken profile is marked and hides no other
+            broken = str(error)
+        why = active[1] if active is not None and active[0] == name else None
+        row = {"name": name, "file": str(catalogue.path(name)), "active": why is not None, "why": why}
+        rows.append({**row, "title": title, "level": level, "broken": broken})
+        text = f"broken: {broken.splitlines()[0]}" if broken else f"{title}  ({level})"
+        lines.append(f"{name:<{width}}{text}" + (f"  [active: {why}]" if why is not None else ""))
+    opt.show(as_json, rows, lines)
     if trouble or active is None:
         opt.say(f"no active site: {trouble or 'none is selected, and no profile matches this host'}")
     elif not any(row["active"] for row in rows):
@@ -273,44 +188,74 @@ def show(
     explain: Annotated[
         bool, typer.Option("--explain", help="Show each value with its file, line, source and date")
     ] = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Show a site profile merged with its bases, and its unverified values."""
-    catalogue = _catalogue()
+    catalogue = Catalogue(os.environ)
     if as_json:
         typer.echo(opt.json_text(site_dict(catalogue, name, explain=explain)))
     else:
         typer.echo(site_explained(catalogue, name) if explain else site_page(catalogue, name))
 
 
-def diff(a: Name, b: Name, as_json: Json = False) -> None:
+def diff(a: Name, b: Name, as_json: opt.Json = False) -> None:
     """Show the values in which two site profiles differ."""
-    found = differences(_catalogue(), a, b)
-    typer.echo(opt.json_text(found) if as_json else differences_text(found))
+    catalogue = Catalogue(os.environ)
+    trees = [dict(_values(catalogue.load(name)[0].model_dump(mode="json", by_alias=True))) for name in (a, b)]
+    written = [catalogue.layered(name).tree for name in (a, b)]
+    differences: dict[str, dict[str, Any]] = {}  # key -> {a: value, b: value}; null: not set
+    lines = []
+    for key in dict.fromkeys([*trees[0], *trees[1]]):
+        values = [tree.get(key) for tree in trees]
+        if values[0] != values[1] and key[0] not in _OF_THE_FILE:
+            shown = (_written(tree, key, value) for tree, value in zip(written, values, strict=True))
+            sides = differences[".".join(key)] = dict(zip((a, b), shown, strict=True))
+            lines.append(".".join(key))
+            lines += [f"  {name:<{max(map(len, sides))}}  {_shown(value)}" for name, value in sides.items()]
+    opt.show(as_json, differences, lines or "no differences")
 
 
-def detect(as_json: Json = False) -> None:
+def detect(as_json: opt.Json = False) -> None:
     """Show the evidence on this host for each site profile, and its score."""
     host = this_host(os.environ)
-    found = survey(_catalogue(), host, ask=True)
-    typer.echo(opt.json_text(survey_dict(host, found)) if as_json else survey_text(host, found))
-    decided = decide(found)  # raises for a tie
+    seen = survey(Catalogue(os.environ), host, ask=True)
+    facts = {
+        "host": host.name,
+        "cluster_name": seen.cluster and seen.cluster._asdict(),
+        "site": seen.best[0].site if len(seen.best) == 1 else None,  # null for no match and for a tie
+        "candidates": [
+            {
+                "site": candidate.site,
+                "score": candidate.score,
+                "excluded": candidate.excluded,
+                "evidence": [item._asdict() for item in candidate.evidence],
+            }
+            for candidate in seen.candidates
+        ],
+    }
+    cluster = f"{seen.cluster.value} (from {seen.cluster.source})" if seen.cluster else "unknown"
+    lines = [f"host         {host.name}", f"ClusterName  {cluster}", ""]
+    for candidate in seen.candidates:
+        lines.append(f"{candidate.site}: {candidate.excluded or f'score {candidate.score}'}")
+        lines += [f"  {item.score}  {item.text} (detect.{item.key}: {item.pattern})" for item in candidate.evidence]
+    opt.show(as_json, facts, lines)
+    decided = decide(seen)  # raises for a tie
     if not as_json:
         typer.echo(f"detected: {decided[0]}" if decided else "no profile matches this host")
 
 
 def validate(
     files: Annotated[list[str], typer.Argument(metavar="FILE", help="Site files, or names of site profiles")],
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Check site files, and list all mistakes at once. Exit code: 0 all valid, 2 some mistakes."""
-    catalogue = _catalogue()
-    found = {file: problems(catalogue, file) for file in files}
-    wrong = [problem for listed in found.values() for problem in listed]
+    catalogue = Catalogue(os.environ)
+    by_file = {file: problems(catalogue, file) for file in files}
+    wrong = [problem for listed in by_file.values() for problem in listed]
     if as_json:
-        typer.echo(opt.json_text([{"file": file, "problems": listed} for file, listed in found.items()]))
+        typer.echo(opt.json_text([{"file": file, "problems": listed} for file, listed in by_file.items()]))
         raise typer.Exit(2 if wrong else 0)
-    for file, listed in found.items():
+    for file, listed in by_file.items():
         if not listed:
             typer.echo(f"{file}: valid")
     if wrong:
@@ -338,13 +283,16 @@ def init(
     wait: Annotated[
         str | None, typer.Option(metavar="TIME", help="Cancel probes that have not run by then [default: 10m]")
     ] = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Draft a site profile from what this cluster's Slurm says. Submits nothing without --probe."""
     for name, value in (("--account", account), ("--wait", wait)):
         if value is not None and not probe:
             raise UserError(f"{name} works only with --probe", todo=f"add --probe, or remove {name}")
-    seconds = _seconds("--wait", wait or "10m")
+    try:
+        seconds = seconds_of(wait or "10m")
+    except ValueError as error:
+        raise UserError(f"{wait!r} {error}", where="--wait") from None
     target = Target(output, force, os.environ)
     target.refuse()
     live = look([name for name in (partition or "").split(",") if name], os.environ)
@@ -365,44 +313,39 @@ def init(
         opt.say(f"Read it, then try: slurmddp init job.yaml --site {site}")
 
 
-def _seconds(option: str, text: str) -> int:
-    try:
-        return seconds_of(text)
-    except ValueError as error:
-        raise UserError(f"{text!r} {error}", where=option) from None
-
-
 def bad_nodes(
     add: Annotated[str | None, typer.Option(metavar="NODE", help="Avoid this node, too; needs --reason")] = None,
     reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Reason for --add")] = None,
     forget: Annotated[str | None, typer.Option(metavar="NODE", help="Let jobs use this node again")] = None,
     site: opt.Site = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """List the nodes that new jobs of a site avoid, because a run found them bad."""
     if (add is None) != (reason is None):
         raise UserError("--add and --reason work only together", todo="give both, or neither")
-    if add is not None and forget is not None:
-        raise UserError("--add and --forget cannot be combined", todo="run the command twice")
+    opt.one_of({"--add": add is not None, "--forget": forget is not None})
     if reason is not None and not reason.strip():
         raise UserError("--reason is empty", todo="say what is wrong with the node: --reason 'slow disk'")
-    catalogue = _catalogue()
+    catalogue = Catalogue(os.environ)
     selected = select(catalogue, os.environ, site)
     if selected is None:
         raise UserError("no site selected, and none matches this host", todo="select one with --site")
     profile, _ = catalogue.load(selected[0])
     if add is not None and reason is not None:
         known.add(profile.name, add, reason)
-    found = known.bad_nodes(profile.name, profile.exclude_bad_nodes_for, time.time())
+    bad = known.bad_nodes(profile.name, profile.exclude_bad_nodes_for, time.time())
     if forget is not None:
-        if forget not in [each.node for each in found]:
+        if forget not in [each.node for each in bad]:
             raise UserError(f"{forget} is not a bad node of site {profile.name}", todo="`slurmddp site bad-nodes`")
         known.forget(profile.name, forget)
-        found = [each for each in found if each.node != forget]
-    if as_json:
-        typer.echo(opt.json_text([each.as_dict() for each in found]))
-    else:
-        typer.echo(bad_nodes_table(profile.name, found, time.time()))
+        bad = [each for each in bad if each.node != forget]
+    now = time.time()
+    rows = [("NODE", "AGE", "EXPIRES IN", "RUN", "REASON")]
+    for each in bad:
+        times = clock(now - each.time), clock(each.expires - now)
+        rows.append((each.node, *times, each.run or "(added by you)", one_line(each.reason)))
+    lines = columns(rows) if bad else f"no bad nodes at site {profile.name}"
+    opt.show(as_json, [each.as_dict() for each in bad], lines)
 
 
 group = App(

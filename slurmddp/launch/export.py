@@ -16,11 +16,8 @@ from slurmddp.container import Bind, Container
 from slurmddp.container.apptainer import INHERITED
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.process import StopSignals
-from slurmddp.job.plan.model import BindPlan, ContainerPlan
-from slurmddp.job.plan.program import INHERITED
 from slurmddp.job.resolve import Request
 from slurmddp.launch.prepare import Prepared, prepare
-from slurmddp.launch.prepare import Prepared, Request, prepare
 from slurmddp.launch.this_machine import python_for_torch
 from slurmddp.run import checkpoints
 from slurmddp.run.checkpoints import Stored

@@ -52,9 +52,11 @@ def device(judge: Judge) -> tuple[Fact, Fact]:
             text, chosen = " ".join(origin.words | origin.calls), origin.unknown or origin.options or origin.chosen
             if _LOCAL_RANK.search(text):
                 by_rank.append(event)
-            elif "torch.accelerator" in text or any(
-                RANK_WORD.search(word) or "local_rank" in word.lower() for word in origin.words
-            ) or chosen:
+            elif (
+                "torch.accelerator" in text
+                or any(RANK_WORD.search(word) or "local_rank" in word.lower() for word in origin.words)
+                or chosen
+            ):
                 unclear.append(event)
             elif "cuda" in text or {str(each) for each in judge.trace.texts(event.unit, value)} <= set("0123"):
                 fixed_at.append(event)

@@ -1,19 +1,16 @@
-"""Removes old checkpoints of a run, and never the newest good one; without torch. `launch.clean` removes whole runs."""
+"""Removes old checkpoints of a run, and never the newest good one; without torch. `clean` removes whole runs."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from slurmddp.errors import UserError
 from slurmddp.run import checkpoints
 from slurmddp.run.checkpoints import Leftover, Stored
 from slurmddp.run.gate import OwnRun
 from slurmddp.run.layout import RunFolder
-from slurmddp.run.state import RunState
-from slurmddp.run.usage import Usage
 from slurmddp.shared.checkpoint import layout
 
 
@@ -35,32 +32,6 @@ class Pruning:
     def bytes(self) -> int:
         """Return what removing frees."""
         return sum(item.bytes for item in self.going)
-
-
-class Skipped(NamedTuple):
-    """A run that was asked for and stays."""
-
-    folder: RunFolder
-    why: str
-
-
-@dataclass(frozen=True)
-class Removal:
-    """What is to be removed of a run: all of it, or with `pruning` that."""
-
-    usage: Usage
-    state: RunState
-    pruning: Pruning | None = None
-
-    @property
-    def folder(self) -> RunFolder:
-        """Return the run's folder."""
-        return self.usage.folder
-
-    @property
-    def bytes(self) -> int:
-        """Return what removing frees."""
-        return self.usage.bytes if self.pruning is None else self.pruning.bytes
 
 
 def plan(

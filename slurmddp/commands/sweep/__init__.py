@@ -2,28 +2,152 @@
 
 from __future__ import annotations
 
-import functools
-import os
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from slurmddp.commands import options as opt
 from slurmddp.commands.help import App, Group
 from slurmddp.commands.listed import BY_NAME
-from slurmddp.commands.options import Json
 from slurmddp.commands.run_options import LAST
-from slurmddp.commands.runs import find_sweep, look_after
+from slurmddp.commands.runs import Row, find_sweep, look_after, rows_of, told_cells
 from slurmddp.commands.submit import dry_run_of
 from slurmddp.commands.sweep.points import Planned, plan_sweep, prepare_rest, read_points, submit_points, submit_sweep
-from slurmddp.commands.sweep.table import PointRow, exit_code, point_rows, rank, rank_text, status_text, to_rerun
-from slurmddp.commands.terminal import Progress
+from slurmddp.errors import UserError
 from slurmddp.job.resolve import Request
-from slurmddp.launch.submit import Handed
+from slurmddp.records.events import keys_of, of
+from slurmddp.records.rank_events import Evaluated
 from slurmddp.report.plan import cost_line, workdir_text
+from slurmddp.report.status import styled_state
+from slurmddp.run.events import read_events
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.metrics import behind
+from slurmddp.run.state import EXIT_CODES
 from slurmddp.run.sweeps import Sweep, own
-from slurmddp.styled import labelled
+from slurmddp.styled import columns, join, labelled
+from slurmddp.visible import one_line
+
+#: States of runs that `sweep rerun` submits again. Users cancel on purpose, and what was stopped can be resumed.
+AGAIN = frozenset({"failed", "timed out", "node failure", "out of memory", "lost"})
+_NOT_SUBMITTED = "not submitted"
+#: Figures of an evaluation are events, not metrics: validation_loss is `loss` of `evaluated`.
+_VALIDATION = "validation_"
+_NO_METRICS = ("time", "attempt", "rank", "seconds", "step")
+
+
+class PointRow(NamedTuple):
+    """A point and its newest run; None before its submission."""
+
+    name: str
+    values: dict[str, str]
+    row: Row | None
+
+    @property
+    def state(self) -> str:
+        """The state of the run."""
+        return self.row.told["state"] if self.row else _NOT_SUBMITTED
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the point for --json. The keys are stable."""
+        return {"name": self.name, "values": self.values, "state": self.state, "run": self.row and self.row.told}
+
+
+class Ranked(NamedTuple):
+    """A point's best value of a metric, and at which step it was."""
+
+    point: PointRow
+    value: float
+    step: int | None
+
+
+def _points(sweep: Sweep) -> list[PointRow]:
+    """Return the sweep's points, asking each scheduler once."""
+    newest = sweep.newest_runs()
+    rows = {row.folder.path: row for row in rows_of(list(newest.values()), opt.say)}
+    look_after(list(rows.values()))
+    return [
+        PointRow(name, dict(values), rows.get(newest[name].folder.path) if name in newest else None)
+        for name, values in sweep.points.items()
+    ]
+
+
+def _to_rerun(points: Sequence[PointRow]) -> list[str]:
+    """Return the names of the points that failed or were never submitted; say why others are left out."""
+    for point in points:
+        if point.row is not None and point.state in ("stopped", "cancelled"):
+            command = "resume" if point.state == "stopped" else "rerun"
+            opt.say(f"note: {point.name} is {point.state}: `slurmddp {command} {point.row.folder.id}` continues it")
+        elif point.row is not None and point.state == _NOT_SUBMITTED:
+            what = f"{point.name} may be in the queue, because sbatch did not answer: check squeue"
+            opt.say(
+                labelled("warning", f"{what}. If it is not there, remove {point.row.folder.path} and run this again")
+            )
+    return [point.name for point in points if point.state in AGAIN or point.row is None]
+
+
+def _status_text(sweep: Sweep, points: Sequence[PointRow]) -> str:
+    """Return a line per point, one more for the cause of a failure, and the counts of the states."""
+    now = time.time()
+    rows = [("POINT", *sweep.keys, "STATE", "STEP", "TIME", "RUN")]
+    for point in points:
+        state, step, took, run = "", "", "", ""
+        if point.row:
+            cells = told_cells(point.row.told, now)
+            state, step, took, run = cells.state, cells.step, cells.took, point.row.folder.id
+        rows.append((*_cells(sweep, point), state or styled_state(point.state), step, took, run))
+    counts = Counter(point.state for point in points)
+    most = f", at most {sweep.at_most} at once" if sweep.at_most else ""
+    lines = [f"sweep  {sweep.id}: {len(points)} points{most}"]
+    for line, each in zip(columns(rows), (None, *points), strict=True):
+        lines.append(line)
+        if each and each.row and (cause := each.row.told["cause"]):
+            lines.append(f"  cause: {one_line(cause)}")
+    lines.append(join(", ", (f"{count} " + styled_state(state) for state, count in sorted(counts.items()))))
+    if any(point.state in AGAIN or point.row is None for point in points):
+        lines.append(f"to repeat the points that failed: slurmddp sweep rerun {sweep.id}")
+    return join("\n", lines)
+
+
+def _rank(points: Sequence[PointRow], metric: str, *, largest: bool) -> list[Ranked]:
+    """Return the points that have the metric, the best first. Raises UserError where none has it."""
+    ranked, seen = [], set()
+    for point in points:
+        best: tuple[float, int | None] | None = None
+        for name, value, step in _figures(point.row.folder) if point.row else ():
+            seen.add(name)
+            if name == metric and (best is None or (value > best[0] if largest else value < best[0])):
+                best = value, step
+        if best is not None:
+            ranked.append(Ranked(point, *best))
+    if not ranked:
+        known = ", ".join(sorted(seen)) or "none yet"
+        raise UserError(f"no point of the sweep has the metric {metric!r}", todo=f"metrics: {known}")
+    return sorted(ranked, key=lambda each: each.value, reverse=largest)
+
+
+def _cells(sweep: Sweep, point: PointRow) -> tuple[str, ...]:
+    return (one_line(point.name), *(one_line(point.values.get(key, "")) for key in sweep.keys))
+
+
+def _figures(folder: RunFolder) -> Iterator[tuple[str, float, int | None]]:
+    """Yield name, value and step of each finite number in the metrics, and in the evaluations."""
+    for rows, _ in behind(folder.metrics, 0):
+        for row in rows:
+            yield from _numbers("", row.figures, row.step)
+    for _, told in of(read_events(folder.events, folder.path).records, Evaluated):
+        yield from _numbers(_VALIDATION, keys_of(told), told.step)
+
+
+def _numbers(prefix: str, told: Mapping[str, Any], step: object) -> Iterator[tuple[str, float, int | None]]:
+    for name, value in told.items():
+        if type(value) in (int, float) and name not in _NO_METRICS and math.isfinite(value):
+            yield prefix + name, value, step if type(step) is int else None
+
 
 SweepName = Annotated[
     str, typer.Argument(metavar="SWEEP", help="Sweep id (or its first characters), its folder, or last")
@@ -55,7 +179,7 @@ def submit(
         bool, typer.Option("--dry-run", help="Check and list the points; write and submit nothing")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Allow more than 1000 points")] = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Submit a run for each point of a grid, or for each row of a table. All points are checked before the first is
     submitted."""
@@ -75,32 +199,12 @@ def submit(
     if first.plan.program.own:
         opt.say(f"in      {workdir_text(first.plan)}")
     opt.say(f"{cost_line(first.plan)}, for each of {len(points)} points")
-    told = _Told(quiet=as_json)
-    with Progress() as progress:
-        submit_sweep(planned, told, progress.tell)
-    _finish(planned.sweep, told, as_json=as_json)
+    _finish(planned.sweep, submit_sweep(planned, quiet=as_json), as_json=as_json)
 
 
-class _Told:
-    """Prints each submission as it is made, and keeps it."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self.quiet = quiet
-        self.submitted: dict[str, Handed] = {}
-        self.warn = functools.cache(lambda text: opt.say(labelled("warning", text)))  # once for all points
-
-    def __call__(self, name: str, handed: Handed) -> None:
-        self.submitted[name] = handed
-        for warning in handed.warnings:
-            self.warn(warning)
-        if not self.quiet:
-            typer.echo(f"run     {handed.run_id}  job {handed.job_id}")
-
-
-def _finish(sweep: Sweep, told: _Told, *, as_json: bool) -> None:
+def _finish(sweep: Sweep, submitted: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
-        runs = [{"name": name, **handed.as_dict()} for name, handed in told.submitted.items()]
-        typer.echo(opt.json_text({"sweep": sweep.id, "folder": str(sweep.folder), "submitted": runs}))
+        typer.echo(opt.json_text({"sweep": sweep.id, "folder": str(sweep.folder), "submitted": submitted}))
     else:
         opt.say(f"to follow: slurmddp sweep status {sweep.id}")
 
@@ -122,44 +226,32 @@ def _show_dry_run(planned: Planned, *, as_json: bool) -> None:
     typer.echo(shown.summary())
 
 
-def _points(sweep: Sweep) -> list[PointRow]:
-    points = point_rows(sweep, opt.say)
-    look_after([point.row for point in points if point.row])
-    return points
-
-
-def status(sweep: SweepName = LAST, as_json: Json = False) -> None:
+def status(sweep: SweepName = LAST, as_json: opt.Json = False) -> None:
     """Show the state of each point. Exit code: 0 all done; 1 some failed, stopped or not submitted; 3 some still
     pending or running."""
     found = find_sweep(sweep)
     points = _points(found)
-    if as_json:
-        told = {"sweep": found.id, "folder": str(found.folder), "at_most": found.at_most}
-        typer.echo(opt.json_text({**told, "points": [point.as_dict() for point in points]}))
-    else:
-        typer.echo(status_text(found, points))
-    raise typer.Exit(exit_code(points))
+    facts = {"sweep": found.id, "folder": str(found.folder), "at_most": found.at_most}
+    opt.show(as_json, {**facts, "points": [point.as_dict() for point in points]}, _status_text(found, points))
+    codes = {EXIT_CODES[point.state] for point in points}
+    raise typer.Exit(3 if 3 in codes else max(codes, default=0))
 
 
 def rerun(
     sweep: SweepName = LAST,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the points; submit nothing")] = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Submit the points that failed or were never submitted, from their start, with the code of the sweep."""
     found = own(find_sweep(sweep))
-    names = to_rerun(_points(found), opt.say)
-    told = _Told(quiet=as_json)
+    names = _to_rerun(_points(found))
     if dry_run:
-        typer.echo(opt.json_text({"sweep": found.id, "points": list(names)}) if as_json else "\n".join(names))
+        opt.show(as_json, {"sweep": found.id, "points": names}, names)
         return
-    if names:
-        jobs = prepare_rest(found, names, os.environ, functools.cache(opt.say))
-        with Progress() as progress:
-            submit_points(found, jobs, told, progress.tell)
-    else:
+    if not names:
         opt.say("nothing to submit: no point has failed, and all were submitted")
-    _finish(found, told, as_json=as_json)
+    submitted = submit_points(found, prepare_rest(found, names), quiet=as_json) if names else []
+    _finish(found, submitted, as_json=as_json)
 
 
 def best(
@@ -168,17 +260,18 @@ def best(
     ],
     sweep: SweepName = LAST,
     largest: Annotated[bool, typer.Option("--max", help="The largest value is best, not the smallest")] = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """List the points by the best value of a metric in their newest run, the best first."""
     found = find_sweep(sweep)
     points = _points(found)
-    ranked = rank(points, metric, largest=largest)
-    if as_json:
-        told = [{**point.as_dict(), "value": value, "step": step} for point, value, step in ranked]
-        typer.echo(opt.json_text({"sweep": found.id, "metric": metric, "best": told[0], "points": told}))
-    else:
-        typer.echo(rank_text(found, metric, ranked))
+    ranked = _rank(points, metric, largest=largest)
+    listed = [{**point.as_dict(), "value": value, "step": step} for point, value, step in ranked]
+    rows = [("POINT", *found.keys, metric, "STEP", "STATE", "RUN")]
+    for point, value, step in ranked:
+        run, state = point.row.folder.id if point.row else "", styled_state(point.state)
+        rows.append((*_cells(found, point), f"{value:.6g}", "" if step is None else str(step), state, run))
+    opt.show(as_json, {"sweep": found.id, "metric": metric, "best": listed[0], "points": listed}, columns(rows))
     if missing := len(points) - len(ranked):
         opt.say(f"note: {missing} of {len(points)} points have no {metric} yet")
 

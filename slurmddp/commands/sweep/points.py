@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import csv
+import functools
 import itertools
 import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import typer
+
+from slurmddp.commands import options as opt
 from slurmddp.commands.rerun import prepare_again
+from slurmddp.commands.terminal import Progress
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.job.resolve import Request
 from slurmddp.launch.job_check.cluster import Cluster
 from slurmddp.launch.prepare import Prepared, prepare
 from slurmddp.launch.problems import refuse_problems
-from slurmddp.launch.submit import Handed, submit
+from slurmddp.launch.submit import submit
 from slurmddp.render.documents import job_yaml
 from slurmddp.run import sweeps
 from slurmddp.run.create import new_id
 from slurmddp.run.gate import own
 from slurmddp.run.sweeps import OwnSweep, Sweep
+from slurmddp.styled import labelled
 
 #: More points than this need --yes.
 MANY = 1000
@@ -62,16 +68,16 @@ def read_points(grids: Sequence[str], rows: Path | None, *, many: bool) -> list[
             "a sweep needs either --grid or --rows",
             todo="for example --grid train.optimizer.lr=1e-3,3e-4 --grid train.seed=0..4",
         )
-    found = list(_table(rows, many)) if rows is not None else _grid(grids, many)
-    if not found:
+    points = list(_table(rows, many)) if rows is not None else _grid(grids, many)
+    if not points:
         raise UserError("has no rows below its header, so the sweep has no points", where=str(rows))
     first: dict[tuple[tuple[str, str], ...], Point] = {}
-    for point in found:
+    for point in points:
         other = first.setdefault(tuple(point.values.items()), point)
         if other is not point:
             same = f"{other.where} and {point.where}" if rows else "two points"
             raise UserError(f"{same} are the same: {point.label}", todo="remove one of the two")
-    return found
+    return points
 
 
 def _grid(grids: Sequence[str], many: bool) -> list[Point]:
@@ -88,18 +94,18 @@ def _grid(grids: Sequence[str], many: bool) -> list[Point]:
 
 def _values(text: str, where: str) -> list[str]:
     """Return the values of `1,2`, `0..4`, or `"[a,b]",c`: a value with a comma stands in double quotes, as in CSV."""
-    found: list[str] = []
+    listed: list[str] = []
     for value in map(str.strip, next(csv.reader([text], skipinitialspace=True)) or [""]):
         if not value:
             raise UserError("has an empty value", where=where, todo="remove the comma, or write the value")
         if (bounds := _RANGE.fullmatch(value)) is None:
-            found.append(value)
+            listed.append(value)
             continue
         low, high = map(int, bounds.groups())
         if not 0 <= high - low < 10**6:
             raise UserError(f"has the range {value}, which has no or too many values", where=where, todo="write 0..4")
-        found += map(str, range(low, high + 1))
-    return found
+        listed += map(str, range(low, high + 1))
+    return listed
 
 
 def _table(path: Path, many: bool) -> Iterator[Point]:
@@ -196,63 +202,55 @@ def _options(point: Point, args: Sequence[str] | None = None) -> list[Option]:
     return [*options, ("train.args", [*args, *own], point.where)] if own and args is not None else options
 
 
-def submit_sweep(planned: Planned, told: Callable[[str, Handed], None], tell: Callable[[str], None]) -> None:
-    """Write the sweep's folder and submit its points. told: called after each; tell: as of `submit_points`.
-
-    Raises UserError, ExternalError.
-    """
+def submit_sweep(planned: Planned, *, quiet: bool) -> list[dict[str, Any]]:
+    """Write the sweep's folder and submit its points, as `submit_points` does. Raises UserError, ExternalError."""
     sweep, jobs = planned
     texts = {name: job_yaml(each.resolved, each.plan) for name, each in jobs.items()}
     try:
         sweeps.write(sweep, texts, next(iter(jobs.values())).plan.job.paths.permissions)
-        submit_points(sweep, jobs, told, tell)
+        return submit_points(sweep, jobs, quiet=quiet)
     finally:
-        if (
-            not sweep.newest_runs()
-        ):  # no disk space, or Slurm has refused the first: nothing was submitted, so nothing stays
+        if not sweep.newest_runs():  # no disk space, or Slurm has refused the first: nothing stays
             shutil.rmtree(sweep.folder, ignore_errors=True)
 
 
-def submit_points(
-    sweep: Sweep,
-    jobs: Mapping[str, Prepared],
-    told: Callable[[str, Handed], None],
-    tell: Callable[[str], None],
-) -> None:
-    """Submit these points in their order. tell: gets what is being done while it takes long.
+def submit_points(sweep: Sweep, jobs: Mapping[str, Prepared], *, quiet: bool) -> list[dict[str, Any]]:
+    """Submit these points in their order, and print each unless `quiet`. Return them for --json.
 
     Raises the first refusal, which names what was submitted.
     """
     environment = dict(os.environ)
-    done: list[str] = []
-    for name, prepared in jobs.items():
-        tell(f"submitting {name}, {len(done) + 1} of {len(jobs)}")
-        os.environ.update(environment)  # `submit` removes the secrets, and the next point needs them, too
-        try:
-            handed = submit(prepared)
-        except (UserError, ExternalError) as error:
-            what = "was not submitted" if isinstance(error, UserError) else "may not have been submitted"
-            todo = f"\n  -> `slurmddp sweep rerun {sweep.id}` submits the rest" if sweep.newest_runs() else ""
-            before = f"submitted before it: {', '.join(done) or 'nothing'}"
-            raise type(error)(f"{name} {what} ({before}): {error}{todo}") from None
-        done.append(name)
-        told(name, handed)
-    tell("")
+    warn = functools.cache(lambda text: opt.say(labelled("warning", text)))  # once for all points
+    submitted: list[dict[str, Any]] = []
+    with Progress() as progress:
+        for name, prepared in jobs.items():
+            progress.tell(f"submitting {name}, {len(submitted) + 1} of {len(jobs)}")
+            os.environ.update(environment)  # `submit` removes the secrets, and the next point needs them, too
+            try:
+                handed = submit(prepared)
+            except (UserError, ExternalError) as error:
+                what = "was not submitted" if isinstance(error, UserError) else "may not have been submitted"
+                todo = f"\n  -> `slurmddp sweep rerun {sweep.id}` submits the rest" if sweep.newest_runs() else ""
+                before = ", ".join(point["name"] for point in submitted) or "nothing"
+                raise type(error)(f"{name} {what} (submitted before it: {before}): {error}{todo}") from None
+            submitted.append({"name": name, **handed.as_dict()})
+            for warning in handed.warnings:
+                warn(warning)
+            if not quiet:
+                typer.echo(f"run     {handed.run_id}  job {handed.job_id}")
+    return submitted
 
 
-def prepare_rest(
-    sweep: OwnSweep, names: Iterable[str], environment: Mapping[str, str], say: Callable[[str], None]
-) -> dict[str, Prepared]:
+def prepare_rest(sweep: OwnSweep, names: Iterable[str]) -> dict[str, Prepared]:
     """Prepare these points again, with the code and the configuration of the sweep. Raises UserError."""
     runs = sweep.newest_runs()
     if not runs:
         raise UserError(f"sweep {sweep.id} has no run from which its code could be taken", todo="submit it again")
     jobs = {}
+    say = functools.cache(opt.say)  # once for all points
     for name in names:
         known = runs.get(name)
-        source = known or next(iter(runs.values()))
-        jobs[name] = prepare_again(
-            own(source.folder, to="run its code"), environment, say, None if known else sweep.job_yaml(name)
-        )
+        source = own((known or next(iter(runs.values()))).folder, to="run its code")
+        jobs[name] = prepare_again(source, say, None if known else sweep.job_yaml(name))
         refuse_problems(jobs[name])
     return jobs
