@@ -91,7 +91,7 @@ class DryRun(NamedTuple):
             ("program", program_text(plan)),
             ("directory", workdir_text(plan)),
             ("cost", cost_line(plan).removeprefix("cost: ")),
-            ("writes", f"{self.folder.path} (RUN_ID: {plan.name}-DATE-TIME-XXXX)"),
+            ("writes", f"{self.folder.path} (RUN_ID: {plan.job.name}-DATE-TIME-XXXX)"),
             ("runs", shlex.join(self.command)),
         ]
         if plan.alerts:
@@ -114,7 +114,7 @@ def dry_run_of(prepared: Prepared, refused: UserError | None = None) -> DryRun:
     errors = each_once([*(refused.parts if refused else ()), *refusals(prepared, program=refused is None)])
     unchecked = unknown_here(plan, errors)
     errors = [error for error in errors if error not in unchecked]
-    variables = {name: os.environ[name] for name in plan.environment_from if os.environ.get(name)}
+    variables = {name: os.environ[name] for name in plan.job.environment_from if os.environ.get(name)}
     try:
         refuse_values(variables, files)
     except UserError as error:
@@ -216,13 +216,13 @@ def _submit_plain(request: Request, *, dry_run: bool, as_json: bool) -> None:
     text = plain_script(plan, path.name)
     job_id, log, next_ = None, None, [f"sbatch {path}"]
     if not dry_run:
-        secrets.take_variables(plan.environment_from, dict(os.environ))  # sbatch hands them on: only looked at
+        secrets.take_variables(plan.job.environment_from, dict(os.environ))  # sbatch hands them on: only looked at
         if not path.is_file() or path.read_bytes() != text.encode("utf-8", errors="surrogateescape"):
             todo = f"`sbatch {path}` submits it as it is; remove it, or choose another name with --name"
             write_new(path, text, todo=todo)
         job_id = str(Slurm().submit(Slurm.sbatch_command((), path.name, ()), Path.cwd()))
         number = job_id.partition(";")[0]
-        log = str(Path.cwd() / f"{plan.name}-{number}.log")
+        log = str(Path.cwd() / f"{plan.job.name}-{number}.log")
         next_ = [f"squeue --job={number}", f"scancel {number}", f"slurmddp doctor {log}"]
     lacks = missing(plan)
     opt.show_notes(prepared)

@@ -67,8 +67,8 @@ def _group(value: Any) -> str:
 
 
 def _progress(found: list[dict[str, Any]]) -> tuple[int, tuple[int, str] | None]:
-    numbers = [entry.get("collective_seq_id") for entry in found]
-    if not all(isinstance(number, int) for number in numbers):
+    numbers = [number for entry in found if isinstance(number := entry.get("collective_seq_id"), int)]
+    if len(numbers) < len(found):
         raise ValueError("an entry has no collective_seq_id")
     open_ones = [
         (number, str(entry.get("profiling_name", ""))[:_NAME].rpartition(":")[2])

@@ -101,7 +101,7 @@ def submit(prepared: Prepared, tell: Callable[[str], None] = lambda doing: None)
     refuse_problems(prepared)
     avoided = avoid(prepared)
     files = files_before(prepared)
-    inside = None if plan.inside or plan.scheduler != "slurm" else os.environ.get("SLURM_JOB_ID")
+    inside = None if plan.inside or not plan.site.queues else os.environ.get("SLURM_JOB_ID")
     warnings = [
         *([f"this shell is in Slurm job {inside}: this is a new job; `slurmddp run` uses that one"] if inside else ()),
         *job_warnings(prepared, files),

@@ -149,7 +149,7 @@ class Answer(NamedTuple):
         for what in self.depends:
             yield f"not checked, the job depends on it: {one_line(what)}"
         start = f"; Slurm would start it at {self.start}" if self.start else ""
-        yield f"job {self.plan.name}, {len(RULES)} rules: {total(self.counts)}{start}"
+        yield f"job {self.plan.job.name}, {len(RULES)} rules: {total(self.counts)}{start}"
 
 
 def examine(
@@ -161,11 +161,11 @@ def examine(
         return Answer(plan, [str(part) for part in refused.parts], [], None, [], None, [])
     subject = Subject(prepared, cluster or Cluster(), os.environ)
     findings = check_job(subject)
-    asks = plan.scheduler == "slurm" and not plan.inside
+    asks = plan.queued
     trial = subject.cluster.trial(plan.sbatch) if asks else None
     offered = offers(subject) if partitions and asks else None
     elsewhere = [f"{error.where}: {error.what}" if error.where else error.what for error in subject.elsewhere]
-    depends = [_PYTHON.format(python_of_submit())] if plan.scheduler == "slurm" else []
+    depends = [_PYTHON.format(python_of_submit())] if plan.site.queues else []
     script = _script(prepared)
     not_checked = [*elsewhere, *subject.cluster.silent]
     return Answer(plan, [], findings, trial.start if trial else None, not_checked, offered, depends, script)

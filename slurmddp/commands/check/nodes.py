@@ -138,7 +138,7 @@ class RehearsalFailed(SlurmddpError):
 def _refuse(prepared: Prepared) -> None:
     """Raise UserError for a job that cannot be rehearsed."""
     plan = prepared.plan
-    if plan.scheduler != "slurm":
+    if not plan.site.queues:
         raise UserError(f"site {plan.site} has no Slurm, so nothing would requeue the job", todo="use a cluster's site")
     if not prepared.resolved.job.train.task:
         raise UserError(

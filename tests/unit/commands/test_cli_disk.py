@@ -246,13 +246,13 @@ def test_a_run_that_changed_since_it_was_listed_stays(cli: Cli, desk: Desk, monk
     from slurmddp.commands import clean
 
     run = made(desk, "gpt-1", 100)
-    real = clean.plan
+    real = clean._plan
 
     def plan(*words: object) -> object:
         planned = real(*words)  # type: ignore[arg-type]
         made(desk, "gpt-2", days=0, after=(run.path,), ended=False)
         return planned
 
-    monkeypatch.setattr(clean, "plan", plan)
+    monkeypatch.setattr(clean, "_plan", plan)
     done = cli("clean", "--state", "failed", "--yes")
     assert "warning: run gpt-1 has changed: it stays" in done.err and run.exists
