@@ -14,6 +14,7 @@ from slurmddp.alerts import secrets
 from slurmddp.assets import package_folder
 from slurmddp.cluster.client import Slurm
 from slurmddp.commands import options as opt
+from slurmddp.commands.check.job import script_dict, sentence_lines
 from slurmddp.commands.new_file import write_new
 from slurmddp.commands.terminal import Progress, write_exactly
 from slurmddp.errors import UserError, each_once, together
@@ -178,6 +179,9 @@ def show_dry_run(prepared: Prepared, refused: UserError | None = None, *, as_jso
     opt.show_notes(prepared, known=shown.refusals)
     for warning in shown.warnings:
         opt.say(labelled("warning", warning))
+    if not as_json and not shown.refusals and (script := script_dict(prepared)):
+        for line in sentence_lines(script):
+            opt.say(line)
     if shown.refusals:
         raise together(shown.refusals)
     if shown.unchecked:

@@ -60,7 +60,7 @@ def _script_facts(plan: Plan) -> Facts | None:
     return read_program(str(file), [folder, *roots], program.module) if file else None
 
 
-def _script(prepared: Prepared) -> dict[str, Any] | None:
+def script_dict(prepared: Prepared) -> dict[str, Any] | None:
     """Return the facts and sentences for `check`, without what the job file sets; docs/check-job.md has the keys."""
     plan, job = prepared.plan, prepared.resolved.job
     facts = _script_facts(plan)
@@ -166,18 +166,24 @@ def examine(
     offered = offers(subject) if partitions and asks else None
     elsewhere = [f"{error.where}: {error.what}" if error.where else error.what for error in subject.elsewhere]
     depends = [_PYTHON.format(python_of_submit())] if plan.site.queues else []
-    script = _script(prepared)
+    script = script_dict(prepared)
     not_checked = [*elsewhere, *subject.cluster.silent]
     return Answer(plan, [], findings, trial.start if trial else None, not_checked, offered, depends, script)
 
 
-def _script_lines(script: dict[str, Any]) -> Iterator[str]:
-    """Yield what the user's program does not do, what is proposed for the job file, and what is not known."""
+def sentence_lines(script: dict[str, Any]) -> Iterator[str]:
+    """Yield what the user's program does not do, or does otherwise than a job needs."""
     name = one_line(script["script"].rpartition("/")[2])
     for each in script["sentences"]:
         yield f"{one_line(each['where']) or name}: " + labelled("note", f"the script {one_line(each['text'])}")
         if each["todo"]:
             yield f"    fix: {each['todo']}"
+
+
+def _script_lines(script: dict[str, Any]) -> Iterator[str]:
+    """Yield the sentences about the user's program, what is proposed for the job file, and what is not known."""
+    name = one_line(script["script"].rpartition("/")[2])
+    yield from sentence_lines(script)
     for each in script["proposals"]:
         value = json.dumps(each["value"])
         yield f"{name}: " + labelled("note", f"proposed for the job file: {each['key']}: {one_line(value)}")
