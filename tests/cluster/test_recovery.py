@@ -114,8 +114,9 @@ def get_further(run: Run) -> None:
     """Wait until the breaker sees progress: faults that come too quickly after each other end the run."""
 
     def reached() -> bool:
-        failed = [int(line.split()[1]) for line in (run.folder / "failures").read_text().splitlines()]
-        return int((run.folder / "progress").read_text().split()[0]) > max(failed)
+        failures = run.folder / "failures"
+        failed = [int(line.split()[1]) for line in failures.read_text().splitlines()] if failures.exists() else []
+        return int((run.folder / "progress").read_text().split()[0]) > max(failed, default=-1)
 
     run.cluster.wait_for(reached, "steps beyond those of the failures", 60)
 
