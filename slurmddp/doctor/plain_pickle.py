@@ -39,7 +39,7 @@ def load(data: bytes) -> Any:
         elif name in ("MEMOIZE", "BINPUT", "LONG_BINPUT"):
             memo[len(memo) if name == "MEMOIZE" else int(value or 0)] = stack[-1]
         elif name in ("BINGET", "LONG_BINGET"):
-            stack.append(memo[value])
+            stack.append(memo[int(value or 0)])
         elif name == "TUPLE" or name in _TUPLES:
             items = _above(stack, len(stack) - _TUPLES[name] if name in _TUPLES else marks.pop())
             stack.append(tuple(items))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmddp.errors import UserError
-from slurmddp.shared.beneath import written_by_others
+from slurmddp.records.owners import written_by_others
 
 #: Where in %post: the folder's name, by which the definition knows in /proc/self/mountinfo that /tmp is its own.
 _FOLDERS = {"/tmp": "slurmddp-tmp", "/var/tmp": "slurmddp-var-tmp"}

@@ -22,6 +22,9 @@ from slurmddp.errors import UserError
 from slurmddp.records.events import Event, Facts
 from slurmddp.run.events import append_line
 from slurmddp.run.layout import RunFolder
+from slurmddp.records.owners import written_by_others
+from slurmddp.run.events import append_line
+from slurmddp.run.layout import RunFolder
 from slurmddp.shared import beneath
 from slurmddp.shared.files import write_whole
 
@@ -206,4 +209,4 @@ def _hold(folder: RunFolder) -> tuple[int, str | None]:
 def _problem(facts: os.stat_result) -> str | None:
     if facts.st_uid != os.geteuid():
         return f"belongs to {owner_name(facts.st_uid)}"
-    return "can be changed by other users (chmod go-w)" if beneath.written_by_others(facts) else None
+    return "can be changed by other users (chmod go-w)" if written_by_others(facts) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from slurmddp.shared.beneath import written_by_others
+from slurmddp.records.owners import written_by_others
 
 
 def shared_folder(root: Path) -> str | None:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 
+from slurmddp.records.owners import written_by_others
+
 #: A descriptor of a folder that is only passed through needs no right to list it.
 _PASS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -78,11 +80,6 @@ def require_regular(descriptor: int, name: str) -> None:
         raise OSError(errno.EINVAL, "it is not a regular file", name)
 
 
-def written_by_others(facts: os.stat_result) -> bool:
-    """Return whether other users may write to a file or folder. A group of this user alone does not count."""
-    return bool(facts.st_mode & (stat.S_IWOTH | (0 if _is_private(facts.st_gid) else stat.S_IWGRP)))
-
-
 def remove_tree(folder: int, name: str) -> None:
     """Remove a folder and all that lies in it, by its name in another one. No link is followed. Raises OSError."""
     descriptor = os.open(name, _LIST | os.O_NOFOLLOW, dir_fd=folder)
@@ -131,15 +128,3 @@ def _enter(at: int, part: str, flags: int, *, acts: bool) -> int:
         os.close(below)
         raise OSError(errno.ELOOP, "it is a link to a folder that others can change", part)
     return below
-
-
-def _is_private(gid: int) -> bool:
-    """Return whether a group is the user's own, as many systems make one per user."""
-    import grp  # here: ranks do not need them
-    import pwd
-
-    try:
-        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
-    except KeyError:
-        return False
-    return user.pw_gid == gid and group.gr_name == user.pw_name and not group.gr_mem

@@ -6,7 +6,6 @@ process of its own (see `notify`). A folder that does not answer in time is left
 
 import os
 import re
-import stat
 import threading
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 from slurmddp.records import events, job_events, json_lines
 from slurmddp.records.address import LONGEST, is_address, secret_parts
 from slurmddp.records.alert import Alert, Message
+from slurmddp.records.owners import replaced_by_others
 from slurmddp.records.progress import read_progress
 from slurmddp.supervisor import compose, post
 from slurmddp.supervisor.compose import Composed
@@ -286,9 +286,7 @@ class Sender:
 
 def _refuse_shared(folder: str, make: bool) -> None:
     """Raise OSError if others can read a folder, or put another one in its place. make: make it, if it is not there."""
-    above = os.stat(os.path.dirname(folder))
-    root = os.stat("/proc").st_uid  # /proc shows how a user namespace names root
-    if above.st_uid not in (os.geteuid(), root) or (above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX):
+    if replaced_by_others(os.stat(os.path.dirname(folder))):
         raise PermissionError(f"others can replace {folder}")
     if make:
         try:

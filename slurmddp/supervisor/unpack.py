@@ -11,6 +11,7 @@ import stat
 import zipfile
 from typing import List, Optional
 
+from slurmddp.records.owners import replaced_by_others
 from slurmddp.records.refusal import Refused
 
 #: Links on the way to a folder, after which Linux gives up, too.
@@ -75,7 +76,7 @@ def _weak_part(path: str) -> Optional[str]:
             return None
         except OSError as error:
             return "{} ({})".format(here, error.strerror)
-        if _others_can_replace(facts):
+        if replaced_by_others(facts):
             names = (stat.filemode(facts.st_mode), _user(facts.st_uid), _group(facts.st_gid), here)
             return " ".join(names)
         if stat.S_ISLNK(facts.st_mode):
@@ -95,14 +96,6 @@ def _weak_part(path: str) -> Optional[str]:
 def _parts(path: str) -> List[str]:
     """Return the names in a path, the last first."""
     return [part for part in path.split("/") if part not in ("", ".")][::-1]
-
-
-def _others_can_replace(facts: os.stat_result) -> bool:
-    root = os.stat("/proc").st_uid  # as a user namespace names root
-    trusted = (_user(os.getuid()), _user(root))
-    shared = facts.st_mode & stat.S_IWGRP and _group(facts.st_gid) not in trusted  # a user's own group has its name
-    writable = stat.S_ISDIR(facts.st_mode) and (facts.st_mode & stat.S_IWOTH or shared)
-    return facts.st_uid not in (os.getuid(), root) or bool(writable and not facts.st_mode & stat.S_ISVTX)
 
 
 def _user(number: int) -> str:
