@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from slurmddp.doctor.budget import Budget
 from slurmddp.doctor.flight import Waiting, read_dump
-from slurmddp.doctor.lines import Reader
+from slurmddp.doctor.lines import Budget, Reader
 from slurmddp.doctor.outcome import HANDLED, Outcome
 from slurmddp.doctor.prefix import Clock, Line, parse_line
 from slurmddp.doctor.rules import SYMPTOMS, UNKNOWN, Cause, catalogue

@@ -16,6 +16,7 @@ import sys
 import time
 from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
+from slurmddp.supervisor.ranks import environment as variables
 from slurmddp.supervisor.ranks import read
 
 #: What mounts a container's image. Where its parent was killed, it has lost its environment, not its session.
@@ -78,10 +79,9 @@ class Environment(NamedTuple):
 
 def environment(pid: int, attempt: str) -> Optional[Environment]:
     """Read a process's environment; None if it may not be read."""
-    text = read("/proc/{}/environ".format(pid))
-    if not text:
+    found = variables(pid)
+    if not found:
         return None
-    found = dict(line.partition("=")[::2] for line in text.decode("utf-8", "surrogateescape").split("\0"))
     inside = [found[name + "RENDEZVOUS_ID"] for name in _INTO_CONTAINER if name + "RENDEZVOUS_ID" in found]
     elastic = found.get("TORCHELASTIC_RUN_ID") == attempt
     ids = [found.get("SLURMDDP_RENDEZVOUS_ID", ""), *inside, attempt if elastic else ""]

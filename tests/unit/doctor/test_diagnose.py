@@ -14,6 +14,7 @@ import pytest
 from slurmddp.commands.doctor import lines
 from slurmddp.doctor.budget import Budget
 from slurmddp.doctor.diagnose import Diagnosis, Examination
+from slurmddp.doctor.lines import Budget
 from slurmddp.doctor.rules import catalogue
 from slurmddp.doctor.sources import is_done, read_run, survived_failures
 from slurmddp.doctor.tracebacks import Tracebacks

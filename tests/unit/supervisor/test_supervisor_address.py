@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.records.refusal import Refused
-from slurmddp.supervisor.address import Place, find
+from slurmddp.supervisor.node import Place, find_place
 
 IP = """\
 #!/bin/sh
@@ -36,15 +36,15 @@ def step(tmp_path: Path) -> dict[str, str]:
 
 
 def test_the_address_is_that_of_the_way_to_the_head(step: dict[str, str]) -> None:
-    assert find("n7", "", False, step) == Place(1, "n1", "ib0", "10.0.0.7", "10.0.0.7/24")
+    assert find_place("n7", "", False, step) == Place(1, "n1", "ib0", "10.0.0.7", "10.0.0.7/24")
 
 
 def test_the_heads_is_that_of_the_way_to_the_second_node(step: dict[str, str]) -> None:
     step |= {"SLURM_STEP_NODELIST": "n7 n1", "SLURM_NODEID": "0"}
-    assert find("n7", "", False, step) == Place(0, "n7", "ib0", "10.0.0.7", "10.0.0.7/24")
+    assert find_place("n7", "", False, step) == Place(0, "n7", "ib0", "10.0.0.7", "10.0.0.7/24")
     step["SLURM_STEP_NODELIST"] = "n7 n9"
     with pytest.raises(Refused, match=r"has no route to n9 \(10\.0\.0\.9\)"):
-        find("n7", "", False, step)
+        find_place("n7", "", False, step)
 
 
 @pytest.mark.parametrize(
@@ -58,22 +58,22 @@ def test_the_heads_is_that_of_the_way_to_the_second_node(step: dict[str, str]) -
 def test_an_interface_of_this_name(
     step: dict[str, str], wanted: str, exact: bool, interface: str, network: str
 ) -> None:
-    assert find("n7", wanted, exact, step) == Place(1, "n1", interface, network.partition("/")[0], network)
+    assert find_place("n7", wanted, exact, step) == Place(1, "n1", interface, network.partition("/")[0], network)
 
 
 def test_what_is_not_there_is_said(step: dict[str, str]) -> None:
     with pytest.raises(Refused, match="has no interface ib with an IPv4 address; it has: lo ib0 ib01"):
-        find("n7", "ib", True, step)
+        find_place("n7", "ib", True, step)
     with pytest.raises(Refused, match="cannot resolve the name of the head node, n2"):
-        find("n7", "", False, {**step, "SLURM_STEP_NODELIST": "n2 n7"})
+        find_place("n7", "", False, {**step, "SLURM_STEP_NODELIST": "n2 n7"})
     with pytest.raises(Refused, match="scontrol does not name the nodes of this step"):
-        find("n7", "", False, {**step, "SLURM_STEP_NODELIST": ""})
+        find_place("n7", "", False, {**step, "SLURM_STEP_NODELIST": ""})
     with pytest.raises(Refused, match="cannot run scontrol: "):
-        find("n7", "", False, {**step, "PATH": "/nowhere"})
+        find_place("n7", "", False, {**step, "PATH": "/nowhere"})
 
 
 def test_beside_the_ranks_it_is_one_of_the_attempts_nodes(step: dict[str, str]) -> None:
     step |= {"SLURMDDP_STEP": "attach", "SLURMDDP_ATTACH_NODES": "n1 n3 n7", "SLURM_NODEID": "0"}
-    assert find("n7", "", False, step).node_rank == 2
+    assert find_place("n7", "", False, step).node_rank == 2
     with pytest.raises(Refused, match="is not one of the attempt's nodes: n1 n3 n7"):
-        find("n8", "", False, step)
+        find_place("n8", "", False, step)
