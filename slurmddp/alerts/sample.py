@@ -40,11 +40,8 @@ class Sample(NamedTuple):
 def send_samples(plan: Plan, environment: MutableMapping[str, str]) -> list[Sample]:
     """Send each kind that a target asks for. Raises UserError if there is no target, or an address is missing."""
     if plan.alerts is None:
-        raise UserError(
-            "the job has no alert targets",
-            where="alerts",
-            todo="add `alerts: [{to: slack}]` to the job file (Slurm sends mail, so this command cannot test it)",
-        )
+        todo = "add `alerts: [{to: slack}]` to the job file (Slurm sends mail, so this command cannot test it)"
+        raise UserError("the job has no alert targets", where="alerts", todo=todo)
     if shutil.which("curl", path=environment.get("PATH")) is None:
         raise UserError("curl is not installed on this machine, and alerts need it", todo="try a login node")
     addresses = secrets.take(plan.alerts.targets, environment)

@@ -57,11 +57,8 @@ def take(
         if target.url_env:
             text, where = environment.get(target.url_env, ""), f"${target.url_env}"
             if not text.strip():
-                raise UserError(
-                    f"the address of alert target {target.name} is not set",
-                    where=where,
-                    todo=f"export {target.url_env}=ADDRESS, or set url_file",
-                )
+                todo = f"export {target.url_env}=ADDRESS, or set url_file"
+                raise UserError(f"the address of alert target {target.name} is not set", where=where, todo=todo)
         else:
             path = Path(target.url_file) if target.url_file else default_file(target, environment)
             text, where = _read(path, target, project), str(path)
@@ -79,11 +76,8 @@ def take_variables(names: Sequence[str], environment: MutableMapping[str, str]) 
     """
     missing = [name for name in names if not environment.get(name)]
     if missing:
-        raise UserError(
-            f"not set in this shell: {', '.join(missing)}",
-            where="environment_from",
-            todo=f"export {missing[0]}=... and submit again, or remove it from environment_from",
-        )
+        todo = f"export {missing[0]}=... and submit again, or remove it from environment_from"
+        raise UserError(f"not set in this shell: {', '.join(missing)}", where="environment_from", todo=todo)
     return {name: environment.pop(name) for name in names}
 
 
@@ -211,11 +205,8 @@ def _checked(text: str, target: AlertTarget, where: str) -> str:
     """The address, if it is one that a message may go to. Raises UserError that does not show it."""
     text = text.strip()
     if not is_address(text):
-        raise UserError(
-            f"the address of alert target {target.name} is not of the form https://HOST/PATH",
-            where=where,
-            todo=f"copy it again: one line, plain characters, at most {LONGEST}",
-        )
+        what = f"the address of alert target {target.name} is not of the form https://HOST/PATH"
+        raise UserError(what, where=where, todo=f"copy it again: one line, plain characters, at most {LONGEST}")
     if not may_be_sent_to(text, insecure=target.insecure):
         raise UserError(
             f"the address of alert target {target.name} is http://, so others on the network could read the messages",

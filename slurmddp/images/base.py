@@ -112,10 +112,8 @@ def _check_source(text: str) -> None:
     """A header line ends at '#' and continues after a backslash (apptainer, parser/deffile.go, doHeader)."""
     check_text(text, "the base")
     if "#" in text:
-        raise UserError(
-            f"the base {text!r} contains '#', which begins a comment in a definition file",
-            todo="rename it, or link to it under another name",
-        )
+        todo = "rename it, or link to it under another name"
+        raise UserError(f"the base {text!r} contains '#', which begins a comment in a definition file", todo=todo)
 
 
 def is_carried(path: str) -> bool:
@@ -133,10 +131,8 @@ def check_architecture(base: Base) -> None:
     except OSError:
         return  # whoever reads it next says so
     if found not in (None, here):
-        raise UserError(
-            f"the base {base.source} is for {found}, but this machine is {here}",
-            todo=f"use a base for {here}, or build on a machine of the architecture that will run it",
-        )
+        todo = f"use a base for {here}, or build on a machine of the architecture that will run it"
+        raise UserError(f"the base {base.source} is for {found}, but this machine is {here}", todo=todo)
 
 
 def parse_base(text: str, cwd: Path, where: str | None = "--base") -> Base:
@@ -203,10 +199,8 @@ def _check_root(path: Path) -> None:
         raise UserError("the base is this machine's own root folder", todo=f"write {FORMS}")
     if not shell or not os.path.lexists(path / "etc"):
         missing = "etc" if shell else "bin/sh"
-        raise UserError(
-            f"the base folder {path} is not a root filesystem: it has no {missing}",
-            todo="give the folder that contains bin, etc and usr, or a .sif",
-        )
+        todo = "give the folder that contains bin, etc and usr, or a .sif"
+        raise UserError(f"the base folder {path} is not a root filesystem: it has no {missing}", todo=todo)
 
 
 def _absolute(text: str, cwd: Path) -> Path:

@@ -63,10 +63,8 @@ def find_builder(prefer: str | None = None) -> Builder:
     for name in sorted(SIF_PROGRAMS, key=lambda name: name != prefer):
         if shutil.which(name):
             return parse_version(name, spython_adapter.version_text(name))
-    raise UserError(
-        "neither apptainer nor singularity is on PATH",
-        todo="build on a login node; many sites need `module load apptainer` (or singularity) first",
-    )
+    todo = "build on a login node; many sites need `module load apptainer` (or singularity) first"
+    raise UserError("neither apptainer nor singularity is on PATH", todo=todo)
 
 
 def parse_version(name: str, text: str) -> Builder:

@@ -39,10 +39,8 @@ def render_sections(template: str, **values: object) -> str:
             _check_line(line, header)
         size += len(line.encode("utf-8", "surrogateescape")) + 1
         if size > LARGEST_SECTION:
-            raise UserError(
-                f"the section that begins with {head[:80]!r} is longer than 64 KiB, the limit of Apptainer",
-                todo="move long commands to a script, copy it into the image, and run it",
-            )
+            what = f"the section that begins with {head[:80]!r} is longer than 64 KiB, the limit of Apptainer"
+            raise UserError(what, todo="move long commands to a script, copy it into the image, and run it")
     return "\n".join(lines)
 
 
@@ -60,10 +58,8 @@ def _check_line(line: str, header: bool) -> None:
         problem = "contains '{{', which Apptainer would read as a build argument"
     if problem:
         shown = "".join(char if char.isprintable() else "?" for char in text[:80])
-        raise UserError(
-            f"the line {shown!r} {problem}",
-            todo="it comes from the recipe, the Dockerfile or the base image: remove it there",
-        )
+        todo = "it comes from the recipe, the Dockerfile or the base image: remove it there"
+        raise UserError(f"the line {shown!r} {problem}", todo=todo)
 
 
 #: Where an image keeps what its build has noted: the template and the lock look for it here.

@@ -189,10 +189,8 @@ def decide(
         if (read_lock(found) or {}).get("digests") == digests:
             return Decision(found, inputs, bases, up_to_date=True)
         if request.target is not None:
-            raise UserError(
-                f"{found} exists, but its base has changed in the registry",
-                todo="use --force to replace it after the build, or omit the name",
-            )
+            todo = "use --force to replace it after the build, or omit the name"
+            raise UserError(f"{found} exists, but its base has changed in the registry", todo=todo)
     target = request.target or Path(FOLDER, f"{request.image.name}-{_short(inputs, digests)}.sif")
     return Decision(request.path_of(target), inputs, bases)
 
@@ -287,10 +285,8 @@ def _refuse_other(target: Path, inputs: Inputs, force: bool) -> None:
     """An image of other inputs is replaced only where that is asked for: runs may be using it."""
     lock = None if force or other_owner(target) else read_lock(target)
     if lock is not None:
-        raise UserError(
-            f"{target} exists, built from other inputs ({inputs.differs(lock)})",
-            todo="use --force to replace it after the build, or omit the name to get a new one",
-        )
+        todo = "use --force to replace it after the build, or omit the name to get a new one"
+        raise UserError(f"{target} exists, built from other inputs ({inputs.differs(lock)})", todo=todo)
     check_target(target, force)
 
 

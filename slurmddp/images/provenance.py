@@ -23,10 +23,8 @@ from slurmddp.shared.files import MAX_BYTES, open_plain
 def check_name(target: Path) -> None:
     """Raise UserError for a path at which no image can be."""
     if ":" in target.name or "," in target.name or not target.name.isprintable():
-        raise UserError(
-            f"the image name {target.name!r} contains ':', ',' or a control character",
-            todo="remove them: ':' and ',' break bind specifications",
-        )
+        todo = "remove them: ':' and ',' break bind specifications"
+        raise UserError(f"the image name {target.name!r} contains ':', ',' or a control character", todo=todo)
     if target.is_dir():
         raise UserError(f"{target} is a folder", todo=f"give a file in it: {target / 'image.sif'}")
 

@@ -100,11 +100,8 @@ def read_recipe(
     found = Expander(environment).model(validate(Recipe, layered))
     given = {key: str(origin.where) for key in layered.tree if (origin := origin_of(layered, (key,))) is not None}
     if found.index and _PASSWORD.search(found.index):
-        raise UserError(
-            "the index address contains a user name or password, which everyone could read in the image",
-            where=given["index"],
-            todo="use an index or a mirror that needs no login",
-        )
+        what = "the index address contains a user name or password, which everyone could read in the image"
+        raise UserError(what, where=given["index"], todo="use an index or a mirror that needs no login")
     within = None if allow_files else folder
     lines = (layered.origins.get(("pip", str(index))) for index in range(len(found.pip)))
     wheres = (line.where if line else "--pip" for line in lines)
@@ -145,11 +142,8 @@ def _source(path: Path, within: Path | None, where: str = "files") -> Path:
             real = os.path.realpath(name)
             if os.path.commonpath([root, real]) != root:
                 leads = f", which points to {real}," if real != name else ""
-                raise UserError(
-                    f"{name}{leads} is outside the recipe's folder {root}",
-                    where=where,
-                    todo="copy it there; or, if you trust the recipe, use `build-image --allow-files`",
-                )
+                todo = "copy it there; or, if you trust the recipe, use `build-image --allow-files`"
+                raise UserError(f"{name}{leads} is outside the recipe's folder {root}", where=where, todo=todo)
     return path
 
 
@@ -164,17 +158,11 @@ def check_requirement(text: str, where: str = "--pip") -> str:
     except UserError as error:
         raise UserError(error.what, where=where, todo="write one requirement, such as 'datasets>=3'") from None
     if not _REQUIREMENT.fullmatch(text):
-        raise UserError(
-            f"{text!r} is an option or a path, not a requirement",
-            where=where,
-            todo="write a name, such as 'datasets>=3'",
-        )
+        todo = "write a name, such as 'datasets>=3'"
+        raise UserError(f"{text!r} is an option or a path, not a requirement", where=where, todo=todo)
     if _PASSWORD.search(text):
-        raise UserError(
-            "the address of a requirement contains a user name or password, which everyone could read in the image",
-            where=where,
-            todo="install the package from an index or a public repository",
-        )
+        what = "the address of a requirement contains a user name or password, which everyone could read in the image"
+        raise UserError(what, where=where, todo="install the package from an index or a public repository")
     return text
 
 
@@ -192,11 +180,8 @@ def _requirements(path: Path, where: str) -> Path:
         words = line.split(" #")[0].strip()
         location = f"{path}:{number}"
         if re.match(r"(-[rce]|--(requirement|constraint|editable)\b|\.{0,2}/)", words):
-            raise UserError(
-                f"{words!r} refers to a file that is not in the image",
-                where=location,
-                todo="list the packages themselves, and copy code with the recipe's `files`",
-            )
+            todo = "list the packages themselves, and copy code with the recipe's `files`"
+            raise UserError(f"{words!r} refers to a file that is not in the image", where=location, todo=todo)
         if _PASSWORD.search(words):
             raise UserError("contains a user name or password, which everyone could read in the image", where=location)
     return path

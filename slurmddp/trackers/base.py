@@ -49,8 +49,5 @@ def library(name: str, package: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise UserError(
-            f"the library {package} cannot be imported: {error}",
-            where="--to",
-            todo=f"pip install {package}, into the Python of slurmddp",
-        ) from None
+        todo = f"pip install {package}, into the Python of slurmddp"
+        raise UserError(f"the library {package} cannot be imported: {error}", where="--to", todo=todo) from None

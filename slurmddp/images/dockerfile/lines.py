@@ -128,7 +128,7 @@ class Instruction:
 
 
 #: Characters of a Dockerfile, and of one instruction: it has to fit into a section of a definition file, which has
-#: 64 KiB at most (sections.py).
+#: 64 KiB at most (definition.py).
 _LONGEST_FILE, _LONGEST = 256 << 10, 32 << 10
 #: Instructions: a stage that starts from another repeats all of its instructions, so work grows with their square.
 _MOST = 1000

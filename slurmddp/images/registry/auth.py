@@ -76,10 +76,8 @@ def authorize(
         return found.credentials.basic
     if not challenges:
         raise refused(401, location, found, image)
-    raise outside(
-        f"{location.host} asks for an unsupported kind of login for {image}",
-        "slurmddp supports Basic and Bearer; check that this host is a registry",
-    )
+    todo = "slurmddp supports Basic and Bearer; check that this host is a registry"
+    raise outside(f"{location.host} asks for an unsupported kind of login for {image}", todo)
 
 
 def refused(status: int, location: Location, found: Found, image: str) -> UserError:
@@ -92,10 +90,8 @@ def refused(status: int, location: Location, found: Found, image: str) -> UserEr
             f"{location.host} denies access to {image} with the login from {source} (status {status}){remarks}",
             todo=f"check user name, password, image name, and whether this user may read the image; otherwise {where}",
         )
-    return UserError(
-        f"{location.host} requires a login for {image} (status {status}), but no credentials were found{remarks}",
-        todo=f"check the image name (an unknown image gives the same answer), or log in: {where}",
-    )
+    what = f"{location.host} requires a login for {image} (status {status}), but no credentials were found{remarks}"
+    return UserError(what, todo=f"check the image name (an unknown image gives the same answer), or log in: {where}")
 
 
 def _token(challenge: Challenge, found: Found, location: Location, transport: Transport, image: str) -> str:

@@ -48,10 +48,8 @@ def resolve(
     try:
         return within(settings.timeout, ask)
     except TimeoutError:
-        raise outside(
-            f"{location.host} took more than {settings.timeout:g} s to answer about {parsed}",
-            "try again later, or use a mirror",
-        ) from None
+        todo = "try again later, or use a mirror"
+        raise outside(f"{location.host} took more than {settings.timeout:g} s to answer about {parsed}", todo) from None
 
 
 class _Repository:
@@ -98,10 +96,8 @@ def _read(answer: Answer, digest: str | None, what: str) -> Document:
     """Return the JSON object, whose bytes have to have this digest, and the one that the registry tells."""
     host = answer.origin.name
     if answer.status in (401, 403, 404):
-        raise outside(
-            f"{host} has no {what.removeprefix('the ')} (status {answer.status}), though it lists it",
-            "push the image again, or try again later; a mirror may be incomplete",
-        )
+        todo = "push the image again, or try again later; a mirror may be incomplete"
+        raise outside(f"{host} has no {what.removeprefix('the ')} (status {answer.status}), though it lists it", todo)
     if answer.status != 200:
         raise bad_status(answer.status, answer.headers, answer.body, host, what)
     # JSON first: a login portal's page is no lie about a digest
@@ -109,10 +105,8 @@ def _read(answer: Answer, digest: str | None, what: str) -> Document:
     actual = digest_of(answer.body)
     for promised in (digest, answer.headers.get("Docker-Content-Digest")):
         if is_digest(promised) and promised != actual:
-            raise outside(
-                f"{host} sent wrong data for {what}: the digest is {actual}, not {promised}",
-                "try again; if it fails again, a proxy or mirror changes the data, or the registry is broken",
-            )
+            todo = "try again; if it fails again, a proxy or mirror changes the data, or the registry is broken"
+            raise outside(f"{host} sent wrong data for {what}: the digest is {actual}, not {promised}", todo)
     return document
 
 

@@ -93,10 +93,8 @@ class Document:
     def _one_line(self, key: str, text: str) -> str:
         # It is written into a definition file, where another line could open a section
         if not text.isprintable():
-            raise outside(
-                f"{self.host} sent {self.what} with a line break or control character in its {key}",
-                "use another image, or ask its publisher",
-            )
+            todo = "use another image, or ask its publisher"
+            raise outside(f"{self.host} sent {self.what} with a line break or control character in its {key}", todo)
         return text
 
 
@@ -112,10 +110,8 @@ def read_object(body: bytes, host: str, what: str) -> Document:
     except (ValueError, RecursionError):
         tree = None
     if not isinstance(tree, dict):
-        raise outside(
-            f"{host} sent {what} that is not a JSON object",
-            "check that the host is a registry, and that no proxy answers in its place",
-        )
+        todo = "check that the host is a registry, and that no proxy answers in its place"
+        raise outside(f"{host} sent {what} that is not a JSON object", todo)
     return Document(tree, host, what)
 
 
@@ -126,10 +122,8 @@ def is_index(document: Document, content_type: str, image: str) -> bool:
     """
     tree = document.tree
     if tree.get("schemaVersion") == 1 or "fsLayers" in tree:
-        raise UserError(
-            f"{image} has Docker's old schema 1, which current container tools do not support",
-            todo="pull and push it again with a current Docker, or use another tag",
-        )
+        todo = "pull and push it again with a current Docker, or use another tag"
+        raise UserError(f"{image} has Docker's old schema 1, which current container tools do not support", todo=todo)
     kind = tree.get("mediaType") or content_type.partition(";")[0].strip()
     index, manifest = "manifests" in tree, "config" in tree or "layers" in tree
     if index == manifest or (kind in INDEXES and not index) or (kind in MANIFESTS and not manifest):
@@ -165,10 +159,8 @@ def choose(found: Sequence[Platform], architecture: str, image: str) -> Platform
 def other_architecture(image: str, architecture: str, there: Sequence[tuple[str, str]]) -> UserError:
     """Return the message for a platform that is not among these (os, architecture) pairs."""
     names = sorted({name if system == "linux" else f"{system}/{name}" for system, name in there})
-    return UserError(
-        f"{image} is not available for {architecture}; it has: {', '.join(names) or 'none'}",
-        todo="use an image for the architecture of the nodes",
-    )
+    todo = "use an image for the architecture of the nodes"
+    return UserError(f"{image} is not available for {architecture}; it has: {', '.join(names) or 'none'}", todo=todo)
 
 
 def read_manifest(document: Document, image: str) -> Manifest:
@@ -183,8 +175,6 @@ def read_manifest(document: Document, image: str) -> Manifest:
     if not all(type(number) is int and number >= 0 for number in (size, *sizes)):
         raise document.unreadable()
     if kind not in CONFIGURATIONS:
-        raise UserError(
-            f"{image} is not a container image, but {''.join(c for c in kind[:80] if c.isprintable())!r}",
-            todo="check name and tag; `apptainer pull oras://...` downloads a .sif from a registry",
-        )
+        what = f"{image} is not a container image, but {''.join(c for c in kind[:80] if c.isprintable())!r}"
+        raise UserError(what, todo="check name and tag; `apptainer pull oras://...` downloads a .sif from a registry")
     return Manifest(config["digest"], config["size"], sum(sizes))

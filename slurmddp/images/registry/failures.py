@@ -60,10 +60,8 @@ def bad_status(status: int, headers: HTTPHeaderDict, body: bytes, host: str, wha
     if status == 429:
         wait = headers.get("Retry-After", "")
         after = f" for {wait} s" if wait.isdecimal() and len(wait) < 7 else ""
-        return outside(
-            f"{host} limits the rate of requests and refuses {what} ({shown})",
-            f"wait{after} and try again, log in (this raises the limit), or use a mirror",
-        )
+        todo = f"wait{after} and try again, log in (this raises the limit), or use a mirror"
+        return outside(f"{host} limits the rate of requests and refuses {what} ({shown})", todo)
     if status >= 500:
         return outside(f"{host} failed to send {what} ({shown})", "try again later")
     if status == 407:
@@ -75,10 +73,8 @@ def not_found(body: bytes, host: str, image: str, digest: str | None) -> UserErr
     """Return the error for a 404 about the user's image."""
     code = error_code(body)
     if digest:
-        return UserError(
-            f"{image} does not exist at {host}, or was removed: registries remove images without a tag",
-            todo="pin the tag again, or check the name",
-        )
+        what = f"{image} does not exist at {host}, or was removed: registries remove images without a tag"
+        return UserError(what, todo="pin the tag again, or check the name")
     if code == "NAME_UNKNOWN":
         return UserError(f"{image} does not exist: {host} has no image of this name", todo="check the name")
     if code == "MANIFEST_UNKNOWN":

@@ -115,11 +115,8 @@ class RegistrySettings:
             )
         plain = self.plain_allowed(host)
         if given == "http" and mark and not plain:
-            raise UserError(
-                f"{host} would be reached over plain HTTP, which is not allowed for it",
-                where=where,
-                todo="write https://, or add the host to the insecure registries",
-            )
+            what = f"{host} would be reached over plain HTTP, which is not allowed for it"
+            raise UserError(what, where=where, todo="write https://, or add the host to the insecure registries")
         return Location(given if mark else "http" if plain else "https", host, f"{path}/{name}" if path else name)
 
 

@@ -47,10 +47,8 @@ def unreachable(error: BaseException, host: str, proxy: str | None, timeout: flo
             "machine's clock",
         )
     if isinstance(error, ssl.SSLError):
-        return outside(
-            f"no TLS connection with {host}: {error.reason or 'the handshake failed'}",
-            "if it uses plain HTTP, add it to the site's insecure registries",
-        )
+        todo = "if it uses plain HTTP, add it to the site's insecure registries"
+        return outside(f"no TLS connection with {host}: {error.reason or 'the handshake failed'}", todo)
     if proxy and isinstance(error, OSError) and "Tunnel connection failed" in str(error):
         status = "".join(str(error).partition("failed:")[2].split()[:1])
         todo = "the proxy does not know or does not allow this host: ask its administrators, or use a mirror"
@@ -156,10 +154,8 @@ class Transport:
         self, origin: Origin, url: str, headers: Mapping[str, str], limit: int, what: str, into: BinaryIO | None
     ) -> Answer:
         if origin.scheme == "http" and not self._settings.plain_allowed(origin.name):
-            raise UserError(
-                f"{origin.name} would send {what} over plain HTTP, which is not allowed for that host",
-                todo="if you trust the network: add it to the site's insecure registries",
-            )
+            what = f"{origin.name} would send {what} over plain HTTP, which is not allowed for that host"
+            raise UserError(what, todo="if you trust the network: add it to the site's insecure registries")
         proxy = self._settings.proxy_for(origin.scheme, origin.name)
         parts = urlsplit(url)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
