@@ -101,7 +101,6 @@ def rules() -> RuleSet:
 
 
 def kind_of(text: str, otherwise: str) -> str:
-    """Return the kind of a cause with this text."""
     return rules().kind_of_text(text.encode("utf-8", errors="replace"), otherwise)
 
 

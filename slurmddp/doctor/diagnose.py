@@ -169,7 +169,6 @@ class Examination:
         )
 
     def dump(self, path: Path, handle: BinaryIO) -> None:
-        """Read a flight recorder dump."""
         self.files.append(str(path))
         try:
             self._dumps += [(str(path), waiting) for waiting in read_dump(path, handle)]

@@ -99,13 +99,11 @@ class Catalogue:
 
 
 def _grams(text: str) -> set[str]:
-    """Return all parts of three characters."""
     return {text[at : at + 3] for at in range(len(text) - 2)}
 
 
 @lru_cache(maxsize=1)
 def catalogue() -> Catalogue:
-    """Return the causes of this slurmddp."""
     return Catalogue(parse(split_rules(rules_text())[1]))
 
 

@@ -101,7 +101,6 @@ def _no_log(handle: BinaryIO) -> str:
 
 
 def read_stream(found: Examination, handle: BinaryIO) -> None:
-    """Read standard input."""
     if cast(BufferedReader, handle).peek(1):
         found.read("-", handle)
     else:

@@ -78,7 +78,6 @@ class Tracebacks:
 
     @property
     def active(self) -> bool:
-        """Return whether one is open."""
         return bool(self._open)
 
     def feed(self, number: int, text: str, rank: int | None, host: str | None) -> Traceback | None:

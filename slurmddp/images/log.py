@@ -114,7 +114,6 @@ _PLACE = re.compile(r"\S* ?: (?:line (\d+): ([A-Z]+)|no more lines)")
 
 
 def log_path(image: Path) -> Path:
-    """Return where the log of the image's build is."""
     return image.with_name(image.name + ".build.log")
 
 

@@ -84,7 +84,6 @@ class Request:
     commit: Callable[[Path], str | None] = lambda folder: None
 
     def path_of(self, target: Path) -> Path:
-        """The absolute path of a target."""
         return Path(os.path.abspath(self.cwd / target))
 
 

@@ -60,7 +60,6 @@ _NEVER = 1e12
 
 
 def lock_path(image: Path) -> Path:
-    """Return where the image's lock file is."""
     return image.with_name(image.name + ".lock.json")
 
 
@@ -99,7 +98,6 @@ def _has_types(lock: Any) -> bool:
 
 
 def lock_text(facts: Mapping[str, Any]) -> str:
-    """The lock file's text."""
     return json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -49,7 +49,6 @@ class Ingredients:
 
 
 def recipe_names() -> list[str]:
-    """The shipped recipes."""
     return sorted(path.stem for path in asset_folder("containers").glob("*.yaml"))
 
 

@@ -16,7 +16,6 @@ class UserNote(NamedTuple):
     time: float
 
     def write(self) -> Dict[str, Any]:
-        """Return the line's object."""
         return dict(self._asdict(), schema=VERSION, time=round(self.time, 3))
 
 

@@ -18,7 +18,6 @@ class Build(NamedTuple):
     job: Optional[str] = None
 
     def write(self) -> bytes:
-        """Return the bytes of the file."""
         return json_lines.dump(dict(self._asdict(), schema=VERSION))
 
     def line(self) -> str:

@@ -30,7 +30,6 @@ class Manifest(NamedTuple):
     global_batch: Optional[int] = None
 
     def write(self) -> Dict[str, Any]:
-        """Return the object."""
         files = {name: dict(self.files[name]._asdict()) for name in sorted(self.files)}
         return dict(self._asdict(), schema=VERSION, mesh=dict(self.mesh), files=files)
 

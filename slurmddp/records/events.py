@@ -89,7 +89,6 @@ def newest(events: "Iterable[Event]", kind: Type[Kind]) -> Optional[Kind]:
 
 
 def names(*kinds: type) -> List[str]:
-    """Return the names of types of events."""
     return [NAMES[kind] for kind in kinds]
 
 

@@ -39,7 +39,6 @@ class Marker(NamedTuple):
         return self.signal is not None and self.signal.name == "SIGTERM"
 
     def write(self) -> Dict[str, Any]:
-        """Return the object."""
         signal = None if self.signal is None else dict(self.signal._asdict())
         return dict(self._asdict(), schema=VERSION, signal=signal)
 

@@ -18,12 +18,10 @@ class Verdict(NamedTuple):
     bad: Mapping[str, str] = {}
 
     def lines(self) -> List[str]:
-        """Return its lines, for people."""
         first = "{} {}".format(self.measured.result, self.text)
         return [first, *("bad {} {}".format(node, text) for node, text in self.bad.items())]
 
     def write(self) -> Dict[str, Any]:
-        """Return the object."""
         return {"schema": VERSION, "text": self.text, "measured": keys_of(self.measured), "bad": dict(self.bad)}
 
 

@@ -67,7 +67,6 @@ class Verdict(NamedTuple):
         return [*lines[:_MOST], *more]
 
     def write(self) -> Dict[str, Any]:
-        """Return the object."""
         nodes = {node: [list(finding) for finding in found] for node, found in self.findings.items()}
         return {"schema": VERSION, "nodes": nodes}
 

@@ -20,7 +20,6 @@ class Progress(NamedTuple):
     steps: Optional[int] = None
 
     def text(self) -> str:
-        """Return the text of the file."""
         return "{}\n".format(self.step) if self.steps is None else "{} {}\n".format(self.step, self.steps)
 
 

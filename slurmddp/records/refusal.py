@@ -19,7 +19,6 @@ class Refusal(NamedTuple):
     fault: str = ""
 
     def write(self) -> str:
-        """Return the text of the file."""
         return "{} {}\n{}\n".format(VERSION, self.fault, self.text)
 
 

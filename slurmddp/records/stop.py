@@ -19,7 +19,6 @@ class StopRequest(NamedTuple):
     signal: bool = False
 
     def text(self) -> str:
-        """Return the text of the file."""
         return json_lines.dump(dict(self._asdict(), schema=VERSION)).decode("utf-8", "replace")
 
 

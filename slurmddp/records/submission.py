@@ -36,7 +36,6 @@ class Submission(NamedTuple):
         return self.scheduler == "allocation"
 
     def write(self) -> Dict[str, Any]:
-        """Return the object."""
         return dict(self._asdict(), schema=VERSION)
 
 

@@ -102,7 +102,6 @@ class Attempts:
         return list(lost)
 
     def decide(self) -> Decision:
-        """Decide what comes next, and carry out what belongs to that."""
         return decide_by(self.job, self._facts())
 
     def _facts(self) -> Facts:

@@ -175,12 +175,10 @@ class Files(Logs):
     # --- writing
 
     def say(self, line: str) -> None:
-        """Write a line of job.log."""
         sys.stdout.buffer.write(line.encode("utf-8", "surrogateescape") + b"\n")  # whatever the locale is
         sys.stdout.buffer.flush()
 
     def append(self, name: str, line: str) -> None:
-        """Append a line to a file."""
         json_lines.append(self.path(name), line.encode("utf-8", "surrogateescape") + b"\n")
 
     def write(self, name: str, text: str) -> None:

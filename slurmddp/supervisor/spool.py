@@ -47,7 +47,6 @@ class Disk:
         os.rename(str(part), str(path))
 
     def append(self, path: Path, text: str) -> None:
-        """Append to a file."""
         descriptor = os.open(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         with open(descriptor, "ab") as file:
             file.write(text.encode("utf-8"))
@@ -57,7 +56,6 @@ class Disk:
         os.mkdir(str(path), 0o700)
 
     def move(self, path: Path, target: Path) -> None:
-        """Rename a folder."""
         os.rename(str(path), str(target))
 
     def remove(self, path: Path) -> None:

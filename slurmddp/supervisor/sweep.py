@@ -202,7 +202,6 @@ class Sweep:
         return (own.job or self.job) == self.job
 
     def _ancestors(self, pid: int) -> Iterator[int]:
-        """Yield a process and those above it."""
         seen: Set[int] = set()
         while pid in self._table and pid not in seen:
             seen.add(pid)

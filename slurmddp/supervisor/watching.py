@@ -75,7 +75,6 @@ class Watching:
             self._around = known._replace(unreached=unreached)
 
     def _take(self, found: Lines) -> None:
-        """Take new lines of events.jsonl."""
         self._job.events_read, lines = found
         for line in lines:
             self._event(line)
@@ -86,7 +85,6 @@ class Watching:
             self.carry_out(self._watch.see(event, self._job.moment()))
 
     def carry_out(self, actions: Actions) -> None:
-        """Do what the brain asks for."""
         job = self._job
         for action in actions:
             if isinstance(action, Say):

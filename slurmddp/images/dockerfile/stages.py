@@ -120,7 +120,6 @@ def image_base(image: str, instruction: Instruction) -> Base:
 
 
 def find_stage(stages: tuple[Stage, ...], name: str) -> Stage | None:
-    """The stage of that name or number."""
     return next((one for one in stages if one.name == name.lower() != "" or str(one.number) == name), None)
 
 

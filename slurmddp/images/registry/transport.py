@@ -213,7 +213,6 @@ class Transport:
         return self._managers[proxy]
 
     def close(self) -> None:
-        """Close all connections."""
         for manager in self._managers.values():
             manager.clear()
 
