@@ -79,8 +79,8 @@ def internet(judge: Judge) -> Fact:
         here = any(text and text.startswith(("/", ".", "~")) for text in texts) or any(
             map(event.argument, _LOCAL_FILES)
         )
-        sure = isinstance(flag, ast.Constant) if flag is not None else None not in texts
-        if sure and not here and not judge.is_conditional(event):
+        sure = isinstance(flag, ast.Constant) if flag is not None else None not in texts and not here
+        if sure and not judge.is_conditional(event):
             return judge.yes(name, [event])
         unsure.append(event)
     return judge.unknown(name, unsure, "it depends on arguments") if unsure else judge.no(name)

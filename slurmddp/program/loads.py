@@ -26,6 +26,7 @@ _OTHER = re.compile(
     r"(?:dir|folder|freq|every|interval|limit|total|steps|epochs|strategy|save\w*|num|workers)$", re.IGNORECASE
 )
 _SURELY = re.compile(r"resume|continue|restore", re.IGNORECASE)
+_SAVED = re.compile(r"ckpt|checkpoint(?!ing)|resume", re.IGNORECASE)
 _STEERS = re.compile(r"epoch|step|iter|optim|sched", re.IGNORECASE)
 #: Functions that look into a folder, by their last name; and libraries' that look for a save.
 _LOOKS = {"exists", "isfile", "is_file", "isdir", "is_dir", "glob", "iglob", "rglob", "listdir", "scandir", "iterdir"}
@@ -54,12 +55,13 @@ class Loads:
             self.options = self._options(events)
             return judge.yes("loads", events, ", ".join(each.flag for each in self.options)), self._alone(events)
         trains = [e for e in judge.frameworks.get("transformers Trainer", ()) if last(e.node.func) == "train"]
-        if trains and not plain and not any(e.node.args or e.node.keywords for e in trains):
+        saved = [e for e in judge.methods("from_pretrained") if any(map(_SAVED.search, judge.words(e)))]
+        if trains and not (plain or saved) and not any(e.values for e in trains):
             return judge.no("loads"), judge.no("loads_alone")
         names = ("load", "load_checkpoint", "load_state", "load_snapshot", "restore", "resume", "load_weights")
         maybe = [event for event in judge.methods(*names) if not event.names]
         maybe += [e for e in judge.events if e not in plain and foreign(e, r"(?:^|_)load(?:_|$)|restore|checkpoint")]
-        if maybe or saves.own_loop or (plain and states) or saves.trainer or saves.configured:
+        if maybe or saved or saves.own_loop or (plain and states) or saves.trainer or saves.configured:
             why = "it loads something; whether it continues from it is open" if plain else saves.trainer
             return judge.unknown("loads", plain, why), judge.unknown("loads_alone", plain)
         return judge.no("loads"), judge.no("loads_alone")
@@ -83,7 +85,8 @@ class Loads:
 
     def _options(self, events: Iterable[Event]) -> list[Option]:
         trace = self.judge.trace
-        names = [name for event in events for each in self._decides(event) for name in trace.origin(*each).options]
+        nodes = (each for event in events for each in self._decides(event) if not isinstance(each[1], ast.UnaryOp))
+        names = [name for each in nodes for name in trace.origin(*each).options]  # not of an `else`
         return [
             trace.options[name] for name in dict.fromkeys(names) if _RESUMES.search(name) and not _OTHER.search(name)
         ]

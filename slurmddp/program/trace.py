@@ -59,10 +59,12 @@ class Trace:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.options = {option.dest: option for event in program.events if (option := _option(event))}
+        self._entries: set[Unit] = set()
         functions = {f"@{unit.source.module}:{unit.name}": unit for unit in program.units if unit.node is not None}
         for event in program.events:
             if "fire.Fire" in event.names and event.node.args:  # each parameter is an argument
                 for name in program.names.dotted(event.unit.source.module, event.node.args[0]) & set(functions):
+                    self._entries.add(functions[name])
                     self.options |= {each.dest: each for each in _parameters(functions[name])}
         self._tops = {each.source.module: each for each in program.units if not each.name}
         if any(last(event.node.func) == "HfArgumentParser" for event in program.events):
@@ -198,7 +200,7 @@ class Trace:
                         self._follow(of, value, found, seen, depth + 2)
             elif isinstance(each, (ast.Name, ast.Attribute)) and (name := last(each)):
                 found.words.add(name)
-                option = name in self.options and (isinstance(each, ast.Attribute) or self.is_parameter(unit, name))
+                option = name in self.options and (isinstance(each, ast.Attribute) or self._is_parameter(unit, name))
                 values = self.sources(unit, each)[:6] if depth < _DEPTH and not COUNTER.search(name) else []
                 if option:
                     found.options.add(name)
@@ -214,14 +216,11 @@ class Trace:
                 for of, value in values:
                     self._follow(of, value, found, seen, depth + 1)
 
-    def is_parameter(self, unit: Unit, name: str) -> bool:
-        """Return whether a name is a parameter of a function that fire or click calls."""
+    def _is_parameter(self, unit: Unit, name: str) -> bool:
+        """Return whether a name is a parameter of a function that fire or click calls with an argument."""
         args = getattr(unit.node, "args", None)
-        return (
-            args is not None
-            and name in {each.arg for each in (*args.args, *args.kwonlyargs)}
-            and not (self._callers.get(unit.name))
-        )
+        entry = unit in self._entries or any("option" in strings([each]) for each in unit.decorators)
+        return entry and args is not None and name in {each.arg for each in (*args.args, *args.kwonlyargs)}
 
     def always(self, unit: Unit, node: ast.expr, pattern: re.Pattern[str]) -> bool:
         """Return whether each value of an expression comes from such a call, whatever the user's arguments are."""

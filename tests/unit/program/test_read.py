@@ -10,13 +10,13 @@ import pytest
 
 from slurmddp.program import source
 from slurmddp.program.facts import QUESTIONS, Answer, Facts
-from slurmddp.program.read import read_program
+from slurmddp.program.read import is_training_program, read_program
 from slurmddp.program.sentences import sentences
 
 YES, NO, UNKNOWN = Answer.YES, Answer.NO, Answer.UNKNOWN
 
 PLAIN = """\
-import argparse, os, torch
+import argparse, os, time, torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
@@ -132,6 +132,19 @@ def test_sentences_of_a_plain_script(folder: Path) -> None:
         ("import helper\n", "import helper, datasets as d\nd.load_dataset('json', data_files='/x')\n",
          "data_from_internet", UNKNOWN),
         ("import helper\n", "import helper, datasets as d\nd.load_dataset('wikitext')\n", "data_from_internet", YES),
+        ("import helper\n", "import helper, strange\nstrange.read('x')\n", "stops", NO),
+        ("import helper\n", "import helper, strange\nstrange.use(args)\n", "stops", UNKNOWN),
+        ('f"epoch_{epoch}.pt"', 'time.strftime(args.out)', "save_name_changes", UNKNOWN),
+        ('f"epoch_{epoch}.pt"', 'time.strftime("%H")', "save_name_changes", YES),
+        ('default="results"', 'default=str(os.getpid())', "save_name_changes", UNKNOWN),
+        ("import helper\n", "import helper, io\ntorch.save(args, io.BytesIO())\n", "saves_every_rank", NO),
+        ("        helper.save_on_master", "        if args.resume or dist.get_rank() == 0: torch.save",
+         "saves_every_rank", UNKNOWN),
+        ("        helper.save_on_master", "        if not dist.is_initialized() or dist.get_rank() == 0: torch.save",
+         "saves_every_rank", NO),
+        ("    main()\n", "    import multiprocessing as m\n    m.Process(target=main).start()\n", "starts_ranks", YES),
+        ("    main()\n", "    main()\n    import multiprocessing as mp\n    mp.Process(target=print).start()\n",
+         "starts_ranks", NO),
         ('args.resume:', 'args.resume and dist.get_rank() == 0:', "loads", YES),
     ],
 )  # fmt: skip
@@ -139,6 +152,67 @@ def test_one_change(folder: Path, old: str, new: str, fact: str, answer: Answer)
     assert old in PLAIN
     facts = read(folder, PLAIN.replace(old, new))
     assert facts[fact].answer is answer, facts[fact]
+
+
+LOADS = """
+import {0}, glob, os, torch
+def start(model, optimizer, resume=None):
+    {1}
+        state = torch.load({2})
+        optimizer.load_state_dict(state["optimizer"])
+{3}
+"""
+
+
+@pytest.mark.parametrize(
+    ("library", "condition", "path", "end", "alone"),
+    [
+        ("argparse", "if os.path.isfile('last.pt'):", "'last.pt'", "start(a, b)", YES),
+        ("argparse", "if (files := glob.glob('*.pt')):", "max(files)", "start(a, b)", YES),
+        ("argparse", "if resume:", "resume", "start(a, b)", UNKNOWN),
+        ("fire", "if resume:", "resume", "fire.Fire(start)", NO),
+    ],
+)
+def test_how_a_start_finds_its_save(
+    tmp_path: Path, library: str, condition: str, path: str, end: str, alone: Answer
+) -> None:
+    facts = read(tmp_path, LOADS.format(library, condition, path, end))
+    assert (facts["loads"].answer, facts["loads_alone"].answer) == (YES, alone)
+
+
+def test_click_options_are_arguments(tmp_path: Path) -> None:
+    text = (
+        LOADS.format("click", "if resume:", "resume", "").replace("\ndef", "\n@click.option('--resume')\ndef")
+        + "start()\n"
+    )
+    facts = read(tmp_path, text)
+    assert [each.value for each in facts.proposals] == [["--resume", "{checkpoint}"]]
+
+
+def test_workers_by_a_dict_and_by_a_function(tmp_path: Path) -> None:
+    text = (
+        "from torch.utils.data import DataLoader\ndef make(**more):\n    DataLoader(1, **more)\nmake(num_workers=2)\n"
+    )
+    assert read(tmp_path, text)["workers"].detail == "2"
+    text = "import torch_geometric.loader as l\nmore = dict(num_workers=4)\nl.NeighborLoader(1, **more)\n"
+    assert read(tmp_path, text)["workers"].detail == "4"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("import torch\ndef train():\n    loss.backward()\n", NO),
+        ("import torch\ndef train():\n    loss.backward()\ntrain()\n", YES),
+        ("import torch\nprint(torch.load('x'))\n", NO),
+        ("import numpy\nloss.backward()\n", NO),
+        ("import transformers as t\nt.Trainer(model).train()\n", YES),
+        ("import hydra, torch\nhydra.utils.instantiate(c).go()\n", UNKNOWN),
+        ("def (:\n", UNKNOWN),
+    ],
+)
+def test_what_a_training_program_is(tmp_path: Path, text: str, answer: Answer) -> None:
+    (tmp_path / "a.py").write_text(text)
+    assert is_training_program(str(tmp_path / "a.py")) is answer
 
 
 def test_frameworks(tmp_path: Path) -> None:
