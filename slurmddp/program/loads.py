@@ -183,5 +183,6 @@ def _gives_optimizer(event: Event) -> bool:
 
 def _watched(text: str) -> str:
     """Return the folder of a save below a folder of its own, else the file as a pattern."""
+    text = re.sub("//+", "/", text)
     folder = text.rpartition("/")[0]
     return folder if folder.strip("./") and "*" not in folder else text

@@ -12,7 +12,7 @@ from slurmddp.program.names import chain, last
 from slurmddp.program.walk import Event, Program, Unit
 
 _DEPTH = 8
-_LIMIT = 400
+_LIMIT = 2000
 _PARTS = {"os.path.join", "pathlib.Path", "str", "builtins.str", "os.path.abspath", "os.path.expanduser", "os.fspath"}
 #: Names of what counts steps: they are unknown numbers, and no user changes them.
 COUNTER = re.compile(
@@ -182,7 +182,10 @@ class Trace:
 
     def _follow(self, unit: Unit, node: ast.expr, found: Origin, seen: set[int], depth: int) -> None:
         for each in ast.walk(node):
-            if id(each) in seen or len(seen) > _LIMIT:
+            if len(seen) > _LIMIT:
+                found.unknown.add("...")  # what was not followed may be anything
+                return
+            if id(each) in seen:
                 continue
             seen.add(id(each))
             if isinstance(each, ast.Constant) and isinstance(each.value, str):

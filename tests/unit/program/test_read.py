@@ -334,6 +334,12 @@ def test_the_number_of_files_is_limited(tmp_path: Path, monkeypatch: pytest.Monk
     assert facts["process_group"].answer is UNKNOWN
 
 
+def test_what_is_too_long_to_follow_is_open(tmp_path: Path) -> None:
+    text = f"import torch\npath = '/'.join([{'1, ' * 2500}])\ntorch.save(model.state_dict(), path)\n"
+    assert read(tmp_path, text)["save_name_changes"].answer is UNKNOWN
+    assert read(tmp_path, text.replace("1, " * 2400, ""))["save_name_changes"].answer is NO
+
+
 def test_the_script_does_not_run(folder: Path) -> None:
     read(folder, "import helper\nopen('made', 'w')\nraise SystemExit(3)\n")
     assert not (folder / "made").exists() and not list(folder.rglob("__pycache__"))
