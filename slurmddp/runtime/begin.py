@@ -53,7 +53,10 @@ def main(words: list[str]) -> NoReturn:
         check()
     sys.stdout.flush()
     sys.stderr.flush()
-    _see_the_end()
+    # The script's interpreter loads hooks/sitecustomize.py, which restores PYTHONPATH at once.
+    hooks = str(Path(__file__).resolve().parent / "hooks")
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = hooks if before is None else hooks + os.pathsep + before
     options = interpreter_options(words)
     words = [*words, *resume_args()]
     if words[0] == "bash":
@@ -116,13 +119,6 @@ def is_agent(pid: int) -> bool:
         return mine[0] in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return False
-
-
-def _see_the_end() -> None:
-    """Have the script's interpreter load hooks/sitecustomize.py, which restores PYTHONPATH at once."""
-    hooks = str(Path(__file__).resolve().parent / "hooks")
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = hooks if before is None else hooks + os.pathsep + before
 
 
 def interpreter_options(words: list[str]) -> list[str]:

@@ -1,5 +1,6 @@
 """When checkpoints are made, and what is said of them."""
 
+import hashlib
 import time
 from collections.abc import Sequence
 
@@ -27,7 +28,7 @@ class Checkpointing:
             keep=wanted.keep,
             keep_every=wanted.keep_every,
             asynchronous=wanted.asynchronous,
-            config=session.config_hash(),
+            config=hashlib.sha256(session.folder.job_json.read_bytes()).hexdigest(),
             rejected=list(start.rejected),
             mesh=session.parallel.mesh,
         )

@@ -62,9 +62,10 @@ def evaluate(
     try:
         with torch.no_grad(), autocast(world.device, precision):
             pinned = world.device.type == "cuda"
-            lists = _lists(world, count, micro, lockstep=lockstep)
-            batches = loading.load(task, samples, lists, rank=world.rank, workers=workers, pin_memory=pinned)
             rounds = -(-len(batch.share(count, world.size, 0)) // micro)  # Of rank 0, whose share is largest.
+            own = list(loading.evaluation_lists(count, micro=micro, world=world.size, rank=world.rank))
+            lists = chain(own, repeat(loading.Wanted([0], real=False), rounds - len(own) if lockstep else 0))
+            batches = loading.load(task, samples, lists, rank=world.rank, workers=workers, pin_memory=pinned)
             if not _run(world, task, model, watch.follow(batches) if watch else batches, sums, rounds, watch):
                 return None
     finally:
@@ -79,13 +80,6 @@ def evaluate(
         )
     means = totals.means()
     return Evaluation(means["loss"], totals.count, count, time.monotonic() - began, task.report(means))
-
-
-def _lists(world: World, count: int, micro: int, *, lockstep: bool) -> Iterator[loading.Wanted]:
-    own = list(loading.evaluation_lists(count, micro=micro, world=world.size, rank=world.rank))
-    most = -(-len(batch.share(count, world.size, 0)) // micro)
-    missing = most - len(own) if lockstep else 0
-    return chain(own, repeat(loading.Wanted([0], real=False), missing))
 
 
 def _run(

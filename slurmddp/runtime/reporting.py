@@ -15,6 +15,7 @@ from slurmddp.runtime.resume import Position
 from slurmddp.runtime.session import Session
 from slurmddp.runtime.step import Outcome
 from slurmddp.runtime.watch.failures import ProgressFile
+from slurmddp.shared import batch
 
 _SHOWN = 3
 
@@ -31,7 +32,8 @@ class Reporter:
         self._progress = ProgressFile(session.folder.progress, job.train.steps) if here.is_main else None
         self._tell(start.step)
         self._metrics = Journal(session.folder.metrics) if here.is_main else None
-        self._stragglers = Stragglers(here, session.timer, samples=session.share_of_mean)
+        share = len(batch.share(job.batch.total, here.size, here.rank, session.weights))
+        self._stragglers = Stragglers(here, session.timer, samples=share * here.size / job.batch.total)
         self._all = session.timer.reader()
         self._speed = console.Speed()
         self._utilisation = Utilisation(None, None, None)

@@ -1,6 +1,5 @@
 """Everything that the run of one attempt works with: data, model, optimizer, the ways to speak."""
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -65,16 +64,6 @@ class Session:
         """Write an event that is about the whole run: rank 0 does, the others do not."""
         if self.world.is_main:
             self.events.write(facts)
-
-    @property
-    def share_of_mean(self) -> float:
-        """Return how many samples of a global batch this rank has, relative to the mean of all ranks."""
-        total, size = self.job.batch.total, self.world.size
-        return len(batch.share(total, size, self.world.rank, self.weights)) * size / total
-
-    def config_hash(self) -> str:
-        """sha256 of the job's description, as it stands in a checkpoint's manifest."""
-        return hashlib.sha256(self.folder.job_json.read_bytes()).hexdigest()
 
     def order(self, origin: int) -> SampleOrder:
         """Return the order of the training samples; `origin`: the position from which windows by length count."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from slurmddp.runtime import optimizer, randomness
+from slurmddp.runtime import randomness
 from slurmddp.runtime.checkpoint.state import Trained
 from slurmddp.runtime.data.loading import Micro, to_device
 from slurmddp.runtime.errors import NotFiniteError, RuntimeFailure
@@ -139,7 +139,8 @@ class Stepper:
         before_update()
         if skipped is None:
             self._skipped_in_a_row, self.changed_in = 0, step
-            optimizer.set_rate(self._optimizer, rate)
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
             self._scaler.step(self._optimizer)
             self._scaler.update()
         self._timer.mark(OPTIMIZER)

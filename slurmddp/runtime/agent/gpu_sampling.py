@@ -58,7 +58,9 @@ def _sample(nvml: Any, path: Path, seconds: float) -> None:
     except nvml.NVMLError:
         return  # no driver on this node
     try:
-        gpus = _own_gpus(nvml)
+        every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in every]
+        gpus = {index: every[index] for index in own_gpus(uuids, os.environ)}
         if not gpus:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,12 +76,6 @@ def _sample(nvml: Any, path: Path, seconds: float) -> None:
                 wanted = _PER_LINE
     except Exception as error:  # noqa: BLE001 - whatever a driver or a file system does
         say(f"slurmddp: warning: GPUs are no longer sampled: {type(error).__name__}: {error}\n")
-
-
-def _own_gpus(nvml: Any) -> dict[int, Any]:
-    every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in every]
-    return {index: every[index] for index in own_gpus(uuids, os.environ)}
 
 
 def _look(nvml: Any, handle: Any) -> dict[str, Any]:

@@ -56,7 +56,10 @@ def distributed(*, timeout: float = 600, backend: str | None = None) -> Iterator
     ending: SystemExit | None = None
     try:
         env = shared.rank_environment()
-        _end_if_over(folder, env)
+        if _is_over(folder, env):  # torchrun starts all ranks anew when one fails, even if the others have ended well
+            if env.rank == 0:
+                print(f"attempt {env.attempt} is already over: nothing to do", flush=True)
+            leave(0)
         watch = Watch(env, shared.stop_of(env), over=partial(_is_over, folder, env))
         signals.take(watch)  # before the ranks meet
         joined = shared.join(env, timeout=timeout, backend=backend)
@@ -81,14 +84,6 @@ def distributed(*, timeout: float = 600, backend: str | None = None) -> Iterator
 
 def _is_over(folder: RunFolder | None, env: Environment) -> bool:
     return folder is not None and marker.ended(folder.marker(env.attempt))
-
-
-def _end_if_over(folder: RunFolder | None, env: Environment) -> None:
-    """torchrun starts all ranks anew when one of them fails, even if the others have ended as they should."""
-    if _is_over(folder, env):
-        if env.rank == 0:
-            print(f"attempt {env.attempt} is already over: nothing to do", flush=True)
-        leave(0)
 
 
 def _finish(now: shared.Shared, folder: RunFolder | None) -> None:

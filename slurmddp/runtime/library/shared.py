@@ -148,14 +148,9 @@ def progress_of(env: Environment) -> ProgressFile | None:
 
 
 def events_of(env: Environment) -> Events | None:
-    """Return this rank's events, where there is a run folder that can be written."""
+    """Return this rank's events, if there is a run folder."""
     folder = run_folder()
-    if folder is None:
-        return None
-    try:
-        return Events(folder.events, attempt=env.attempt, node=env.node, rank=env.rank)
-    except OSError:
-        return None
+    return Events(folder.events, attempt=env.attempt, node=env.node, rank=env.rank) if folder else None
 
 
 def join(env: Environment, *, timeout: float, backend: str | None) -> World:

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -306,7 +305,8 @@ class Rank:
         """The first rank's log of NCCL, for people."""
         with contextlib.suppress(OSError):
             if self._own.local == 0:
-                write_whole(self._own.logs / f"{self._own.node}.nccl.log", _start_of(self._log))
+                with self._log.open(encoding="utf-8", errors="replace") as file:
+                    write_whole(self._own.logs / f"{self._own.node}.nccl.log", file.read(_LOG))
             self._log.unlink(missing_ok=True)
 
 
@@ -320,11 +320,6 @@ def _within(seconds: float, late: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         watch.cancel()
-
-
-def _start_of(path: Path) -> str:
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return file.read(_LOG)
 
 
 def _bus(size: int, seconds: float, ranks: int) -> float:

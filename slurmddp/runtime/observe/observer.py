@@ -45,10 +45,6 @@ class Settings:
     restart: bool = False
     period: float | None = None
 
-    def period_of(self, world: int) -> float:
-        """Return the seconds between two beats of each rank: all of them write 20 files per second at most."""
-        return self.period if self.period is not None else max(10.0, world / 20)
-
 
 def start(environ: Mapping[str, str] = os.environ) -> None:
     """Watch this process from now on, until it exits. Raises nothing: a script runs as well without it."""
@@ -70,7 +66,8 @@ class Observer(threading.Thread):
         super().__init__(name="slurmddp observe", daemon=True)
         self._env, self._pid = env, os.getpid()
         self._closed = threading.Event()
-        self._period = settings.period_of(env.world)
+        # All ranks together write 20 beats per second at most.
+        self._period = max(10.0, env.world / 20) if settings.period is None else settings.period
         self._pause = min(self._period, max(1.0, env.world / 100))
         place = folder.observed(env.attempt, env.start)
         self._beats = Beats(place, env.world)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.preflight import node_settings
-from slurmddp.runtime.preflight.head import lead
+from slurmddp.runtime.preflight.head import Head
 from slurmddp.runtime.preflight.node import report
 
 
@@ -18,7 +18,8 @@ def main(words: list[str]) -> int:
             raise UserError("usage: python -m slurmddp.runtime.preflight RUN")
         settings = node_settings.read(Path(words[0]))
         # Not asyncio.run, which waits for the threads: one may be stuck in a file system.
-        return asyncio.new_event_loop().run_until_complete(lead(settings) if settings.is_head else report(settings))
+        own = Head(settings).run() if settings.is_head else report(settings)
+        return asyncio.new_event_loop().run_until_complete(own)
     except (UserError, OSError) as error:
         print(f"slurmddp: preflight: {error}", file=sys.stderr)
         return 1

@@ -65,7 +65,9 @@ class Head:
         """Return 0 if all nodes can train, else 3. Raises UserError if the head itself cannot take part."""
         settings = self._settings
         began = time.monotonic()
-        _allow_many_files()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != hard:  # a connection for each node, of which there may be thousands
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         own = asyncio.create_task(look(settings))
         rendezvous = await self._listen()
         anywhere = await asyncio.start_server(answers_with_name(settings), self._interfaces, 0, backlog=BACKLOG)
@@ -225,14 +227,3 @@ class Head:
         await asyncio.to_thread(write_whole, settings.folder / "verdict.json", json.dumps(verdict.write()) + "\n")
         print("\n".join(f"slurmddp: preflight: {line}" for line in self._lines), flush=True)
         return 3 if any(any_bad(items) for items in found.values()) else 0
-
-
-def _allow_many_files() -> None:
-    """A connection for each node, of which there may be thousands."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-async def lead(settings: NodeSettings) -> int:
-    return await Head(settings).run()

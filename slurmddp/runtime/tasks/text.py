@@ -111,7 +111,9 @@ def find_files(
         try:
             if root.is_dir():
                 names = sorted(path.relative_to(root).as_posix() for path in root.glob(pattern))
-                pairs = [(name, root / name) for name in names if _wanted(name, exclude, suffixes)]
+                names = [name for name in names if not suffixes or name.endswith(suffixes)]
+                names = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in exclude)]
+                pairs = [(name, root / name) for name in names]
             elif root.exists():
                 pairs = [(root.name, root)]
             else:
@@ -126,11 +128,6 @@ def find_files(
         kinds = f" and ends with {' or '.join(suffixes)}" if suffixes else ""
         raise UserError(f"train.data: no file with content matches {pattern!r}{kinds} in {', '.join(paths)}")
     return found
-
-
-def _wanted(name: str, exclude: list[str], suffixes: tuple[str, ...]) -> bool:
-    ending = not suffixes or name.endswith(suffixes)
-    return ending and not any(fnmatchcase(name, pattern) for pattern in exclude)
 
 
 def _nearest(path: Path) -> str:

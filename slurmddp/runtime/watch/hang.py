@@ -66,11 +66,12 @@ class Hang:
         name = f"rank {self._env.rank} on {self._env.node}"
         state, waited = self._progress.state, self._patience.waited
         say(f"{name}: in {state.phase} at step {state.step} for {waited:.1f} s; all threads:\n{stacks(name)}")
-        if speaks and not self._told():
+        # A rank that continues after a suspension sees the others silent: they have exited, and have reported why.
+        if speaks and not self._events.told(HangEvent):
             deadline = self._patience.deadline()
             say(f"{name}: error: {self._message(verdict, waited, deadline)}\n")
-            with contextlib.suppress(OSError):
-                hang = HangEvent(
+            self._events.write(
+                HangEvent(
                     kind=verdict.kind,
                     ranks=tuple(verdict.ranks),
                     nodes=tuple(self._nodes[rank][0] for rank in verdict.ranks),
@@ -79,7 +80,7 @@ class Hang:
                     waited=round(waited, 1),
                     deadline=round(deadline, 1),
                 )
-                self._events.write(hang)
+            )
         # The first process that ends takes the others with it: not before they have said where they are.
         self.exchange.dumped.set()
         self.exchange.all_dumped.wait(_UNREACHABLE)
@@ -96,12 +97,6 @@ class Hang:
                 text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
                 if node == self._env.node and int(text.rpartition(")")[2].split()[1]) == os.getppid():
                     os.kill(pid, signal.SIGKILL)
-
-    def _told(self) -> bool:
-        """A rank that continues after a suspension sees the others silent: they have exited, and have reported why."""
-        with contextlib.suppress(OSError):
-            return self._events.told(HangEvent)
-        return False
 
     def _message(self, verdict: Verdict, waited: float, deadline: float) -> str:
         where = f"{verdict.phase} at step {verdict.step}"

@@ -42,7 +42,8 @@ def note(error: BaseException | None, environ: Mapping[str, str] = os.environ, r
         root = root or Path(environ["SLURMDDP_RUN"])
         rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
         attempt = int(environ.get("SLURMDDP_ATTEMPT", "0"))
-        if (error is None or stays(error)) and _before_first_step(root, environ):
+        early = failures.step_of(root, environ) == 0 and environment.seconds_since_start() < _EARLY
+        if early and (error is None or stays(error)):
             _count(root, attempt, environment.which_start(environ), rank, size, _text(error, environ))
     except (KeyError, ValueError):
         return  # Nobody started these ranks for us.
@@ -60,10 +61,6 @@ def stays(error: BaseException) -> bool:
             return False
         link = link.__cause__ or link.__context__
     return True
-
-
-def _before_first_step(root: Path, environ: Mapping[str, str]) -> bool:
-    return failures.step_of(root, environ) == 0 and environment.seconds_since_start() < _EARLY
 
 
 def _text(error: BaseException | None, environ: Mapping[str, str]) -> str:
