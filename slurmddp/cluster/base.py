@@ -18,18 +18,9 @@ _JOB_ID = re.compile(r"(?P<id>[0-9]{1,18}|local-[0-9]{1,18}-[0-9]{1,18})(?:;(?P<
 # SCONTROL_* are users' own filters and formats (squeue(1), sacct(1), "ENVIRONMENT VARIABLES"): they would
 # hide or reshape what we ask.
 LEAKING = (
-    "SLURM_",
-    "SLURMD_",
-    "SBATCH_",
-    "SRUN_",
-    "SALLOC_",
-    "PMIX_",
-    "PMI_",
-    "SQUEUE_",
-    "SACCT_",
-    "SCANCEL_",
-    "SCONTROL_",
-)
+    "SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "PMIX_", "PMI_",
+    "SQUEUE_", "SACCT_", "SCANCEL_", "SCONTROL_",
+)  # fmt: skip
 # How to reach this cluster at all: where slurm.conf is (or who serves it), and the token of sites with
 # auth/jwt.
 KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})

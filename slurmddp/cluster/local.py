@@ -24,14 +24,9 @@ class Local:
         # Kept so that a child of this very process is reaped when it ends; any other's parent is init.
         self._children: list[subprocess.Popen[bytes]] = []
 
-    @staticmethod
-    def local_command(script: str, args: Sequence[str]) -> tuple[str, ...]:
-        """Return `bash SCRIPT ARGS...`; pure."""
-        return ("bash", script, *args)
-
     def command(self, options: Sequence[str], script: str, args: Sequence[str], *, log: str) -> tuple[str, ...]:
-        """Return `local_command`: options and log are Slurm's matter; `submit` gets the log."""
-        return self.local_command(script, args)
+        """Return `bash SCRIPT ARGS...`: options and log are Slurm's matter; `submit` gets the log."""
+        return ("bash", script, *args)
 
     def submit(self, command: Sequence[str], cwd: Path, *, log: Path) -> JobId:
         """Start the command in a session of its own, its output appended to `log`, and return at once.
@@ -67,11 +62,12 @@ class Local:
         finally:
             os.close(output)
         self._children.append(child)
-        started = _started(child.pid, ended_too=True)
-        if started is None:
+        try:
+            return job_id_of(child.pid)
+        except ProcessLookupError:
             child.terminate()
-            raise UserError(f"/proc/{child.pid}/stat cannot be read", todo="the local site needs Linux with /proc")
-        return JobId(f"local-{child.pid}-{started}")
+            todo = "the local site needs Linux with /proc"
+            raise UserError(f"/proc/{child.pid}/stat cannot be read", todo=todo) from None
 
     def job(self, job_id: JobId) -> JobView | None:
         """RUNNING, or None when the process is gone (on another machine it is never seen)."""

@@ -7,7 +7,7 @@ nearly every release (meta-pytorch/torchx#1101, #1373).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from slurmddp.cluster.base import JobId, JobView
 from slurmddp.cluster.duration import seconds_of
@@ -33,8 +33,8 @@ SQUEUE_FORMAT = ",".join(f"{name}:{width}" for name, width in _SQUEUE_COLUMNS)
 
 # No field that only newer versions have (Restarts): sacct refuses the whole call for one unknown name.
 # NodeList last.
-_SACCT_FIELDS = ("JobIDRaw", "State", "ExitCode", "Submit", "Start", "End", "Timelimit", "NodeList")
-SACCT_FORMAT = ",".join(_SACCT_FIELDS)
+SACCT_FORMAT = "JobIDRaw,State,ExitCode,Submit,Start,End,Timelimit,NodeList"
+_SACCT_FIELDS = ("JobID", "State", "ExitCode", "Submit", "StartTime", "EndTime", "TimeLimit", "NodeList")
 
 #: Joules that no job uses: Slurm prints its mark for "unknown" (near 2**64) in some versions.
 _NO_ENERGY = 10**15
@@ -120,19 +120,7 @@ def scontrol_job(output: str) -> JobView | None:
                 field.setdefault(name, value)
         if "JobState" not in field:
             continue
-        exit_code, signal = _exit(field.get("ExitCode", ""))
-        return JobView(
-            word=base_state(field["JobState"]),
-            reason=_known(field.get("Reason")) or "",
-            restarts=_number(field.get("Restarts")),
-            exit_code=exit_code,
-            signal=signal,
-            nodes=_known(field.get("NodeList")) or "",
-            start=_known(field.get("StartTime")),
-            end=_known(field.get("EndTime")),
-            time_limit=_limit(field.get("TimeLimit")),
-            source="scontrol",
-        )
+        return _view("scontrol", field["JobState"], field, _number(field.get("Restarts")))
     return None
 
 
@@ -147,16 +135,7 @@ def squeue_jobs(output: str) -> dict[str, JobView]:
             begin += width
         if not field["JobID"].isdecimal() or not field["State"]:
             continue
-        jobs[field["JobID"]] = JobView(
-            word=base_state(field["State"]),
-            reason=_known(field["Reason"]) or "",
-            restarts=_number(field["RestartCnt"]),
-            nodes=_known(field["NodeList"]) or "",
-            start=_known(field["StartTime"]),
-            end=_known(field["EndTime"]),
-            time_limit=_limit(field["TimeLimit"]),
-            source="squeue",
-        )
+        jobs[field["JobID"]] = _view("squeue", field["State"], field, _number(field["RestartCnt"]))
     return jobs
 
 
@@ -166,27 +145,29 @@ def sacct_jobs(output: str) -> dict[str, JobView]:
     A requeued job has one record for each time it was queued; the newest one (by submit time: a requeue sets
     it anew) counts, and the older ones are its restarts. Other lines are skipped.
     """
-    records: dict[str, list[tuple[str, int, list[str]]]] = {}
+    records: dict[str, list[tuple[str, int, dict[str, str]]]] = {}
     for index, line in enumerate(output.splitlines()):
-        values = line.split("|", len(_SACCT_FIELDS) - 1)
-        if len(values) == len(_SACCT_FIELDS) and values[0].isdecimal():
-            records.setdefault(values[0], []).append((_known(values[3]) or "", index, values))
-    return {job: _sacct_view(max(found)[2], len(found) - 1) for job, found in records.items()}
+        field = dict(zip(_SACCT_FIELDS, line.split("|", len(_SACCT_FIELDS) - 1), strict=False))
+        if len(field) == len(_SACCT_FIELDS) and field["JobID"].isdecimal():
+            records.setdefault(field["JobID"], []).append((_known(field["Submit"]) or "", index, field))
+    newest = {job: max(found)[2] for job, found in records.items()}
+    return {job: _view("sacct", field["State"], field, len(records[job]) - 1) for job, field in newest.items()}
 
 
-def _sacct_view(values: list[str], restarts: int) -> JobView:
-    _, state, exited, _, start, end, limit, nodes = values
-    exit_code, signal = _exit(exited)
+def _view(source: str, state: str, field: Mapping[str, str], restarts: int | None) -> JobView:
+    """field: by the names of scontrol, which squeue has, too."""
+    exit_code, signal = _exit(field.get("ExitCode", ""))
     return JobView(
         word=base_state(state),
+        reason=_known(field.get("Reason")) or "",
         restarts=restarts,
         exit_code=exit_code,
         signal=signal,
-        nodes="" if nodes == "None assigned" else nodes,
-        start=_known(start),
-        end=_known(end),
-        time_limit=_limit(limit),
-        source="sacct",
+        nodes=_known(field.get("NodeList")) or "",
+        start=_known(field.get("StartTime")),
+        end=_known(field.get("EndTime")),
+        time_limit=_limit(field.get("TimeLimit")),
+        source=source,
     )
 
 
@@ -210,7 +191,7 @@ def numbers(job_ids: Iterable[JobId]) -> str:
 
 def _known(value: str | None) -> str | None:
     """None if Slurm prints one of its words for "nothing"."""
-    nothing = ("", "(null)", "None", "N/A", "n/a", "Unknown", "NONE")
+    nothing = ("", "(null)", "None", "N/A", "n/a", "Unknown", "NONE", "None assigned")
     return None if value is None or value in nothing else value
 
 

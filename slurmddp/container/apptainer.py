@@ -9,14 +9,16 @@ from slurmddp.container.base import Container
 
 #: Behind APPTAINER_ and SINGULARITY_: inherited, these would change what a container sees.
 INHERITED = ("BIND", "BINDPATH", "MOUNT", "CONTAIN", "CONTAINALL", "COMPAT")
-_DEVICES = {"nvidia": "--nv", "amd": "--rocm"}
 
 
 class Apptainer(Container):
-    """`apptainer exec IMAGE`, or `singularity exec IMAGE`."""
+    """`apptainer exec IMAGE`."""
 
     __slots__ = ()
+    runtime = executable = "apptainer"
+    environment_prefix = "APPTAINERENV_"
     takes_sif = True
+    devices = {"nvidia": "--nv", "amd": "--rocm"}
     node_part = """\
 # --- the container
 container=(
@@ -38,35 +40,23 @@ container=(
   {{ c.image | quote }} \\
 """
 
-    @classmethod
-    def device_options(cls, vendor: str) -> tuple[str, ...]:
-        """Return --nv or --rocm."""
-        return (_DEVICES[vendor],) if vendor in _DEVICES else ()
-
-    @property
-    def executable(self) -> str:
-        """Return apptainer or singularity."""
-        return self.runtime
-
-    @property
-    def environment_prefix(self) -> str:
-        """Return APPTAINERENV_ or SINGULARITYENV_."""
-        return f"{self.runtime.upper()}ENV_"
-
     @property
     def contained(self) -> bool:
         """Return whether an option gives it a /dev, /tmp and home of its own."""
         return any(map(contains, self.options))
 
-    @property
-    def gpu_vendor(self) -> str:
-        """Return whose GPUs its options show."""
-        return next((vendor for vendor, option in _DEVICES.items() if option in self.options), "")
-
     def words(self, binds: Iterable[str], *more: str) -> list[str]:
         """Return `apptainer exec ... IMAGE`."""
         bound = [word for bind in binds for word in ("--bind", bind)]
         return [self.executable, "exec", *more, *self.options, *bound, str(self.image)]
+
+
+class Singularity(Apptainer):
+    """`singularity exec IMAGE`."""
+
+    __slots__ = ()
+    runtime = executable = "singularity"
+    environment_prefix = "SINGULARITYENV_"
 
 
 def contains(option: str) -> bool:

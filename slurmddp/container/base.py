@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 
@@ -21,7 +21,6 @@ class Bind(NamedTuple):
 
 
 class _Values(NamedTuple):
-    runtime: str
     python: str
     image: str | None = None
     options: tuple[str, ...] = ()
@@ -36,6 +35,10 @@ class Container(_Values):
     `python`."""
 
     __slots__ = ()
+    #: The word of container.runtime.
+    runtime = "none"
+    #: What starts the ranks' command on a node, and how the name of a variable begins there, so that the ranks get it.
+    executable = environment_prefix = ""
     needs_image = True
     #: Whether its images are .sif files or root folders; else another program checks them.
     takes_sif = False
@@ -43,24 +46,11 @@ class Container(_Values):
     made_by_srun = False
     #: Whether a job has run with it.
     proven = True
+    #: The option that shows the ranks the GPUs of a vendor.
+    devices: Mapping[str, str] = {}
     #: Parts of node.sh and of the script of `submit --plain` (Jinja2): what sets the array `container`; what adds the
     #: ranks' variables to it; the lines between srun's options and the program.
     node_part = node_variables = plain_part = ""
-
-    @classmethod
-    def device_options(cls, vendor: str) -> tuple[str, ...]:
-        """Return the options that show a vendor's GPUs to the ranks."""
-        return ()
-
-    @property
-    def executable(self) -> str:
-        """Return what starts the ranks' command on a node; empty without a container."""
-        return ""
-
-    @property
-    def environment_prefix(self) -> str:
-        """Return what the name of a variable begins with on the host, so that the ranks get it."""
-        return ""
 
     @property
     def contained(self) -> bool:
@@ -70,8 +60,15 @@ class Container(_Values):
     @property
     def gpu_vendor(self) -> str:
         """Return whose GPUs a node must show; empty if the options do not tell: then what is there is counted."""
-        return ""
+        return next((vendor for vendor, option in self.devices.items() if option in self.options), "")
 
     def words(self, binds: Iterable[str], *more: str) -> list[str]:
         """Return the words before a command that runs in it on this machine. more: further options."""
         return []
+
+
+class NoContainer(Container):
+    """The ranks run in a Python environment of the nodes."""
+
+    __slots__ = ()
+    needs_image = False

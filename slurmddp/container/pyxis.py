@@ -9,6 +9,7 @@ class Pyxis(Container):
     """`srun --container-image=IMAGE`, in a job step of its own."""
 
     __slots__ = ()
+    runtime, executable = "pyxis", "srun"
     made_by_srun = True
     proven = False
     node_part = """\
@@ -37,8 +38,3 @@ container+=(GLOO_SOCKET_IFNAME="$GLOO_SOCKET_IFNAME"\
 {% for option in c.options %} {{ option | quote }}{% endfor %} \\
   --container-mounts={{ c.binds | map(attribute="spec") | join(",") | quote }} \\
 """
-
-    @property
-    def executable(self) -> str:
-        """Return srun."""
-        return "srun"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
-from slurmddp.container import DEFAULT
+from slurmddp.container import runtime_named
 from slurmddp.job.document import Document
 from slurmddp.job.job import Job
 from slurmddp.job.site import Partition, Site, When
@@ -20,7 +20,7 @@ def holding(site: Site, job: Job) -> Iterator[tuple[str, When]]:
         "partition": resources.partition,
         "account": resources.account,
         "qos": resources.qos or (partition.ask or {}).get("qos"),
-        "runtime": job.container.runtime or DEFAULT,
+        "runtime": runtime_named(job.container.runtime).runtime,
         "image": PurePosixPath(job.container.image or "").name if job.container.needs_image else None,
     }
     nodes = resources.node_range.max + resources.node_range.spares

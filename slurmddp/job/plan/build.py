@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurmddp.container import DEFAULT, Container
+from slurmddp.container import Container, runtime_named
 from slurmddp.errors import UserError, collecting, together
 from slurmddp.job.plan.alerts import plan_alerts, plan_mail, plan_watchdog
 from slurmddp.job.plan.batch import plan_batch
@@ -48,7 +48,7 @@ def _doubts(resolved: Resolved, container: Container, stop_lead: int | None, ins
     image = resolved.layered.origins.get(("container", "image"))
     if not container.needs_image and image is not None and not image.layer.startswith("site "):
         unused = f"the image is ignored, because container.runtime is {container.runtime}"
-        todo = f"to use it, set container.runtime to {DEFAULT}, else remove it"
+        todo = f"to use it, set container.runtime to {runtime_named(None).runtime}, else remove it"
         notes.append(Note("warning", f"{image.of('container.image')}: {unused}: {todo}"))
     if resolved.site.queues and job.resources.time and not stop_lead and not inside:
         text = "the job is too short for a save before its time limit: progress since the last checkpoint will be lost"

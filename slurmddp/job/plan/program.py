@@ -5,7 +5,7 @@ from __future__ import annotations
 import os.path
 from typing import Any
 
-from slurmddp.container import DEFAULT, Bind, Container, NoContainer, runtime_named
+from slurmddp.container import Bind, Container, NoContainer, runtime_named
 from slurmddp.errors import UserError
 from slurmddp.job.document import RUN
 from slurmddp.job.expand import begins_open
@@ -104,13 +104,13 @@ def plan_container(resolved: Resolved, layout: Layout, program: Program, context
     if not wanted.needs_image or wanted.image is None:
         own = not resolved.site.queues and not wanted.python  # slurmddp's own Python, where setup brings none
         python = context.python if own else wanted.python or "python3"
-        return NoContainer("none", python, python_of_setup=own and bool(resolved.job.setup))
+        return NoContainer(python, python_of_setup=own and bool(resolved.job.setup))
     kind = runtime_named(wanted.runtime)
+    device = kind.devices.get(resolved.site.gpu_vendor) if layout.gpus_per_node else None
     container = kind(
-        runtime=wanted.runtime or DEFAULT,
         python=wanted.python or "python3",
         image=absolute(wanted.image, context.cwd),
-        options=(*(kind.device_options(resolved.site.gpu_vendor) if layout.gpus_per_node else ()), *wanted.options),
+        options=(*filter(None, [device]), *wanted.options),
         binds=_binds(resolved, program, context),
     )
     return container._replace(compat=wanted.compat and container.gpu_vendor == "nvidia")
