@@ -87,9 +87,7 @@ class Slurm:
         Raises UserError, ExternalError.
         """
         answer = ask(("squeue", "--me", "--noheader", "--states=all", "--format=%i %o"))
-        _require("squeue", answer)
-        if answer.code != 0:
-            raise ExternalError(f"squeue failed (exit code {answer.code}):\n{answer.text}")
+        _require_success("squeue", answer)
         found = re.findall(rf"^([0-9]+) .*/{re.escape(run_id)}/job\.sh(?: |$)", answer.out, re.MULTILINE)
         return JobId(max(found, key=int)) if found else None
 
@@ -144,8 +142,7 @@ class Slurm:
         # Whatever the exit code: versions differ in it.
         if parse.is_forgotten(answer.text) or any(part in answer.text.lower() for part in _ALREADY_OVER):
             return False
-        if answer.code != 0:
-            raise ExternalError(f"scancel failed (exit code {answer.code}):\n{answer.text}")
+        _require_success("scancel", answer)
         return True
 
     def requeue(self, job_id: JobId) -> None:
@@ -154,9 +151,7 @@ class Slurm:
         Raises UserError, ExternalError (its message).
         """
         answer = ask(("scontrol", *_cluster(job_id), "requeue", job_id.id), doing=f"requeuing job {job_id}")
-        _require("scontrol", answer)
-        if answer.code != 0:
-            raise ExternalError(f"scontrol could not requeue job {job_id} (exit code {answer.code}):\n{answer.text}")
+        _require_success("scontrol", answer, f"requeue of job {job_id} ")
 
     def start_now(self, job_id: JobId) -> None:
         """`scontrol update StartTime=now`, which a job's owner may do: Slurm's hold after a requeue ends.
@@ -165,46 +160,25 @@ class Slurm:
         """
         command = ("scontrol", *_cluster(job_id), "update", f"JobId={job_id.id}", "StartTime=now")
         answer = ask(command, doing=f"releasing job {job_id}")
-        _require("scontrol", answer)
-        if answer.code != 0:
-            raise ExternalError(f"scontrol update failed (exit code {answer.code}):\n{answer.text}")
+        _require_success("scontrol", answer, "update ")
 
     def _squeue(self, job_ids: Sequence[JobId]) -> dict[JobId, JobView]:
         """Jobs that squeue knows, ended ones within MinJobAge included. Jobs of one cluster only."""
-        command = (
-            "squeue",
-            *_cluster(job_ids[0]),
-            "--noheader",
-            "--states=all",
-            f"--jobs={parse.numbers(job_ids)}",
-            f"--Format={parse.SQUEUE_FORMAT}",
-        )
-        answer = ask(command)
-        _require("squeue", answer)
+        words = ("--noheader", "--states=all", f"--jobs={parse.numbers(job_ids)}", f"--Format={parse.SQUEUE_FORMAT}")
+        answer = ask(("squeue", *_cluster(job_ids[0]), *words))
         # Asked for one job, squeue fails if it is unknown; asked for several, it leaves the unknown ones out.
-        if answer.code != 0 and not parse.is_forgotten(answer.text):
-            raise ExternalError(f"squeue failed (exit code {answer.code}):\n{answer.text}")
+        if not parse.is_forgotten(answer.text):
+            _require_success("squeue", answer)
         known = parse.squeue_jobs(answer.out)
         return {job_id: known[job_id.id] for job_id in job_ids if job_id.id in known}
 
     def _sacct(self, job_ids: Sequence[JobId]) -> dict[JobId, JobView]:
         """Jobs that accounting knows; empty where the site keeps none. Jobs of one cluster only."""
-        command = (
-            "sacct",
-            *_cluster(job_ids[0]),
-            "--parsable2",
-            "--noheader",
-            "--allocations",
-            "--duplicates",
-            f"--jobs={parse.numbers(job_ids)}",
-            f"--format={parse.SACCT_FORMAT}",
-        )
-        answer = ask(command)
+        words = ("--parsable2", "--noheader", "--allocations", "--duplicates", f"--jobs={parse.numbers(job_ids)}")
+        answer = ask(("sacct", *_cluster(job_ids[0]), *words, f"--format={parse.SACCT_FORMAT}"))
         if answer.missing or parse.is_accounting_off(answer.text):
             return {}
-        if answer.code != 0:
-            _refuse_unreachable("sacct", answer)
-            raise ExternalError(f"sacct failed (exit code {answer.code}):\n{answer.text}")
+        _require_success("sacct", answer)
         known = parse.sacct_jobs(answer.out)
         return {job_id: known[job_id.id] for job_id in job_ids if job_id.id in known}
 
@@ -215,11 +189,14 @@ def _cluster(job_id: JobId) -> tuple[str, ...]:
 
 def _require(name: str, answer: Answer) -> None:
     if answer.missing:
-        raise UserError(
-            f"{name} is not on this machine",
-            todo=_LOG_IN,
-        )
+        raise UserError(f"{name} is not on this machine", todo=_LOG_IN)
     _refuse_unreachable(name, answer)
+
+
+def _require_success(name: str, answer: Answer, doing: str = "") -> None:
+    _require(name, answer)
+    if answer.code != 0:
+        raise ExternalError(f"{name} {doing}failed (exit code {answer.code}):\n{answer.text}")
 
 
 def _refuse_unreachable(name: str, answer: Answer) -> None:

@@ -20,15 +20,9 @@ _CLASSIC = re.compile(r"Submitted batch job ([0-9]+)(?: on cluster (\S+))?", re.
 # squeue --Format pads and cuts each field to the width that is asked for, in every version: columns need no
 # separator.
 _SQUEUE_COLUMNS = (
-    ("JobID", 24),
-    ("State", 20),
-    ("RestartCnt", 12),
-    ("StartTime", 24),
-    ("EndTime", 24),
-    ("TimeLimit", 20),
-    ("Reason", 160),
-    ("NodeList", 2048),
-)
+    ("JobID", 24), ("State", 20), ("RestartCnt", 12), ("StartTime", 24), ("EndTime", 24), ("TimeLimit", 20),
+    ("Reason", 160), ("NodeList", 2048),
+)  # fmt: skip
 SQUEUE_FORMAT = ",".join(f"{name}:{width}" for name, width in _SQUEUE_COLUMNS)
 
 # No field that only newer versions have (Restarts): sacct refuses the whole call for one unknown name.
@@ -42,23 +36,12 @@ _NO_ENERGY = 10**15
 # src/common/slurm_errno.c and the commands' own texts; lower case.
 _FORGOTTEN = re.compile(r"invalid job id specified|\bjob \S+ not found")
 _UNREACHABLE = (
-    "unable to contact slurm controller",
-    "connection refused",
-    "connection timed out",
-    "timed out on send/recv",
-    "communication connection failure",
-    "no route to host",
-    "network is unreachable",
-    "name or service not known",
-    "unable to establish configuration source",
-    "could not establish a configuration source",
-    "problem talking to the database",
-    "slurmdbd connection",
-    "failed to open persistent connection",
-    "zero bytes were transmitted or received",
-    "unable to resolve",
-    "slurm backup controller in standby mode",
-)
+    "unable to contact slurm controller", "connection refused", "connection timed out", "timed out on send/recv",
+    "communication connection failure", "no route to host", "network is unreachable", "name or service not known",
+    "unable to establish configuration source", "could not establish a configuration source", "unable to resolve",
+    "problem talking to the database", "slurmdbd connection", "failed to open persistent connection",
+    "zero bytes were transmitted or received", "slurm backup controller in standby mode",
+)  # fmt: skip
 _NO_ACCOUNTING = ("accounting storage is disabled",)
 
 
@@ -70,12 +53,10 @@ def submitted(output: str) -> JobId:
     Raises ExternalError with the whole output: a job may be in the queue then.
     """
     lines = [line.strip() for line in output.splitlines()]
-    for line in reversed(lines):
-        if found := _PARSABLE.fullmatch(line):
-            return JobId(found[1], found[2])
-    for line in reversed(lines):
-        if found := _CLASSIC.search(line):
-            return JobId(found[1], found[2])
+    for match in (_PARSABLE.fullmatch, _CLASSIC.search):
+        for line in reversed(lines):
+            if found := match(line):
+                return JobId(found[1], found[2])
     shown = output.strip() or "(nothing)"
     raise ExternalError(
         "sbatch succeeded, but printed no job id. Its output:\n"

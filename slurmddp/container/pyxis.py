@@ -29,7 +29,7 @@ container=(
 """
     node_variables = """\
 container+=(GLOO_SOCKET_IFNAME="$GLOO_SOCKET_IFNAME"\
-{% for group in plan.environment %}{% for variable in group.variables %} {{ variable.name }}="${{ variable.name }}"\
+{% for group in groups %}{% for variable in group.variables %} {{ variable.name }}="${{ variable.name }}"\
 {% endfor %}{% endfor %})
 
 """

@@ -26,6 +26,7 @@ _VERBS = {
 }
 _COMMAND = "slurmddp status @run@; slurmddp logs @run@"
 _SLOT = re.compile(r"@\w+(?::\w+)?@")
+_IS_JSON = "header Content-Type: application/json"
 _BODY = "BODY"  # stands in a JSON value where the parts go
 
 #: The word (part, optional or each), and the text with slots.
@@ -37,7 +38,7 @@ def payload(plan: Plan, alerts: AlertsPlan, target: AlertTarget) -> str:
     options = [
         *(f"on {kind} {priority} {verb}" for kind, (priority, verb) in _VERBS.items() if kind in target.on),
         f"leave {alerts.leave}",
-        *([f"proxy {alerts.proxy}"] if alerts.proxy else []),
+        *([f"proxy {plan.site.alerts.proxy}"] if plan.site.alerts.proxy else []),
         f"insecure {int(target.insecure)}",
     ]
     form = _FORMS.get(target.to, _json)(plan)
@@ -69,20 +70,18 @@ def _json(plan: Plan) -> list[str]:
         "log_tail": "@log_tail@",
     }
     text = re.sub(r'"(@\w+:(?:text|number)@)"', r"\1", json.dumps(message))  # these bring their quotes, or are null
-    return ["escape json", "header Content-Type: application/json", f"part {text}"]
+    return ["escape json", _IS_JSON, f"part {text}"]
 
 
 def _slack(plan: Plan) -> list[str]:
-    parts = _lines(plan, bold="*", quote="`")
     body = {"text": _BODY, "unfurl_links": False, "unfurl_media": False}
-    return ["escape backtick html json", "header Content-Type: application/json", *_limited(3000, parts, body)]
+    return ["escape backtick html json", _IS_JSON, *_limited(3000, _lines(plan, bold="*", quote="`"), body)]
 
 
 def _discord(plan: Plan) -> list[str]:
     """At most 1900 of 2000 characters; mentions nobody, and shows no preview of links (flag 4)."""
-    parts = _lines(plan, bold="**", quote="`")
     body = {"content": _BODY, "allowed_mentions": {"parse": []}, "flags": 4}
-    return ["escape backtick json", "header Content-Type: application/json", *_limited(1900, parts, body)]
+    return ["escape backtick json", _IS_JSON, *_limited(1900, _lines(plan, bold="**", quote="`"), body)]
 
 
 def _teams(plan: Plan) -> list[str]:
@@ -109,7 +108,7 @@ def _teams(plan: Plan) -> list[str]:
     attachment = {"contentType": "application/vnd.microsoft.card.adaptive", "contentUrl": None, "content": card}
     first, last = json.dumps({"type": "message", "attachments": [attachment]}).split(f'"{_BODY}"')
     lines = [f"{word} {text}" for word, text in (("part", first), *parts, ("part", last))]
-    return ["escape json", "header Content-Type: application/json", *lines]
+    return ["escape json", _IS_JSON, *lines]
 
 
 def _ntfy(plan: Plan) -> list[str]:

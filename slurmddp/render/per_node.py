@@ -8,6 +8,7 @@ import shlex
 from slurmddp.errors import UserError
 from slurmddp.job.plan.model import Plan, Variable
 from slurmddp.render.engine import with_run
+from slurmddp.render.scripts import without_python_path
 
 
 def node_commands(plan: Plan, head: str, port: int) -> list[str]:
@@ -88,13 +89,13 @@ def _preflight(plan: Plan, head: str, port: int, node: int, variables: list[str]
 
 
 def _variables(plan: Plan) -> list[Variable]:
-    own = [item for group in plan.environment for item in group.variables if not item.base]
-    path = [item.value for item in own if item.name == "PYTHONPATH"]
-    others = [item for item in own if item.name != "PYTHONPATH"]
+    groups = without_python_path(plan.environment)
+    others = [item for group in groups for item in group.variables if not item.base]
+    path = list(filter(None, [plan.variable("PYTHONPATH")]))
     project = [os.path.join("RUN_FOLDER", item) for item in plan.program.python_path]
     told = {"ATTEMPT": "0", "STOP_FILE": "RUN_FOLDER/stop"}
     runtime = [Variable(f"{plan.container.environment_prefix}SLURMDDP_{name}", text) for name, text in told.items()]
-    return [*others, *runtime, Variable("PYTHONPATH", ":".join(["RUN_FOLDER/code/slurmddp.zip", *project, *path[-1:]]))]
+    return [*others, *runtime, Variable("PYTHONPATH", ":".join(["RUN_FOLDER/code/slurmddp.zip", *project, *path]))]
 
 
 def _container(plan: Plan) -> list[str]:
@@ -105,16 +106,8 @@ def _container(plan: Plan) -> list[str]:
 
 
 def _rendezvous(plan: Plan, head: str, port: int, node: int) -> list[str]:
+    backend, conf = "c10d", f"is_host={int(node == 0)},join_timeout={plan.job.timeouts.join}"
     if plan.job.launch.rendezvous == "static":
-        return [
-            "--rdzv-backend=slurmddp-static",
-            f"--rdzv-endpoint={head}:{port}",
-            f"--rdzv-id={plan.job.name}",
-            f"--rdzv-conf=rank={node}",
-        ]
-    return [
-        "--rdzv-backend=slurmddp-c10d",
-        f"--rdzv-endpoint={head}:{port}",
-        f"--rdzv-id={plan.job.name}",
-        f"--rdzv-conf=is_host={int(node == 0)},join_timeout={plan.job.timeouts.join}",
-    ]
+        backend, conf = "static", f"rank={node}"
+    named = [f"--rdzv-backend=slurmddp-{backend}", f"--rdzv-endpoint={head}:{port}", f"--rdzv-id={plan.job.name}"]
+    return [*named, f"--rdzv-conf={conf}"]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from slurmddp.errors import UserError
 from slurmddp.job.plan.model import Plan, VariableGroup
 from slurmddp.render.engine import names_run, quote_run, render
+from slurmddp.render.scripts import without_python_path
 
 #: Options of sbatch that only the supervised job has a use for.
 _SUPERVISED = ("--requeue", "--open-mode", "--no-kill", "--signal")
@@ -74,19 +75,18 @@ def _sbatch(plan: Plan) -> list[str]:
 
 def _groups(plan: Plan) -> list[VariableGroup]:
     """Return the variables that mean something without a run folder, PYTHONPATH aside."""
-    kept = [
-        group._replace(variables=tuple(each for each in group.variables if not each.base and each.name != "PYTHONPATH"))
-        for group in plan.environment
-        if not group.of_run
-    ]
-    return [group for group in kept if group.variables]
+    own = [group for group in plan.environment if not group.of_run]
+    return without_python_path(
+        group._replace(variables=tuple(v for v in group.variables if not v.base)) for group in own
+    )
 
 
 def _python_path(plan: Plan) -> str:
     """Return what the ranks need in PYTHONPATH: not the folder of the script, where Python looks by itself."""
-    own = [each.value for group in plan.environment for each in group.variables if each.name == "PYTHONPATH"][-1:]
     folder = None if plan.program.module else os.path.dirname(plan.program.source)
-    return ":".join([*(path for path in plan.program.python_path if path != folder), *own])
+    return ":".join(
+        [*(path for path in plan.program.python_path if path != folder), *filter(None, [plan.variable("PYTHONPATH")])]
+    )
 
 
 def missing(plan: Plan) -> list[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 
-from slurmddp.job.plan.model import Plan, Variable
+from slurmddp.job.plan.model import Plan, VariableGroup
 from slurmddp.job.plan.program import host_path
 from slurmddp.render.alert_texts import payload
 from slurmddp.render.engine import render
@@ -31,7 +32,7 @@ def job_script(plan: Plan) -> str:
         measure=_preflight(plan) and plan.measures_network,
         step_options=[*cpus, *overlap, *step],
         counts_gpus=counts_gpus,
-        guarded=_guarded(plan),
+        guarded=plan.queued,
         watch=json.dumps([host_path(path, plan.container.binds) for path in plan.recovery.watch]),
         saves=_saves(plan),
         python=python_of_submit(),
@@ -40,7 +41,7 @@ def job_script(plan: Plan) -> str:
 
 def _saves(plan: Plan) -> str:
     """Return what the supervisor needs to choose the save that the ranks of launch.mode srun load; else empty."""
-    told = _value([variable for group in plan.environment for variable in group.variables], "SLURMDDP_RESUME")
+    told = plan.variable("SLURMDDP_RESUME")
     if not plan.srun or not told:
         return ""
     resume = json.loads(told)  # of an own script: `watch` is as the container has it
@@ -50,11 +51,6 @@ def _saves(plan: Plan) -> str:
 def python_of_submit() -> str:
     """Return the interpreter for nodes without one in /usr. Not a virtual environment's, which may be gone by then."""
     return str(getattr(sys, "_base_executable", sys.executable))
-
-
-def _guarded(plan: Plan) -> bool:
-    """Return whether the end of job.sh is the end of a Slurm job, of which somebody has to take care."""
-    return plan.queued
 
 
 def _preflight(plan: Plan) -> bool:
@@ -67,16 +63,17 @@ def node_script(plan: Plan) -> str:
     interface = plan.job.network.interface or ""
     # NCCL's own notation: "=" means the exact name, "^" means all but these, a list means the first that exists.
     wanted = "" if interface.startswith("^") else interface.lstrip("=").split(",")[0]
-    own = [variable for group in plan.environment for variable in group.variables]
+    own = [(variable.base, variable.value) for group in plan.environment for variable in group.variables]
     return render(
         "sbatch/node.sh.j2",
-        plan=_without(plan, "PYTHONPATH"),
+        plan=plan,
+        groups=without_python_path(plan.environment),
         prefix=plan.container.environment_prefix,
         interface_prefix=wanted,
         interface_exact=interface.startswith("="),
-        python_path=_value(own, "PYTHONPATH"),
+        python_path=plan.variable("PYTHONPATH"),
         gpu_vendor=plan.container.gpu_vendor,
-        miopen=any((variable.base, variable.value) == ("scratch", "miopen") for variable in own),
+        miopen=("scratch", "miopen") in own,
         preflight=_preflight(plan),
         python=python_of_submit(),
     )
@@ -92,14 +89,7 @@ def payloads(plan: Plan) -> dict[str, str]:
     return {target.name: payload(plan, plan.alerts, target) for target in plan.alerts.targets} if plan.alerts else {}
 
 
-def _value(variables: list[Variable], name: str) -> str:
-    return next((variable.value for variable in reversed(variables) if variable.name == name), "")
-
-
-def _without(plan: Plan, name: str) -> Plan:
+def without_python_path(groups: Iterable[VariableGroup]) -> list[VariableGroup]:
     """PYTHONPATH is put together in one place, behind the run's own code."""
-    groups = tuple(
-        group._replace(variables=tuple(variable for variable in group.variables if variable.name != name))
-        for group in plan.environment
-    )
-    return plan._replace(environment=tuple(group for group in groups if group.variables))
+    kept = [group._replace(variables=tuple(v for v in group.variables if v.name != "PYTHONPATH")) for group in groups]
+    return [group for group in kept if group.variables]

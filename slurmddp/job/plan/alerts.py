@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from slurmddp.errors import UserError
-from slurmddp.job.alerts import Target
-from slurmddp.job.plan.model import AlertsPlan, AlertTarget, Context, Note, WatchdogPlan
+from slurmddp.job.plan.model import AlertsPlan, AlertTarget, Context, Note
 from slurmddp.job.plan.program import absolute
 from slurmddp.job.resolve import Resolved
 from slurmddp.job.types import slurm_time
@@ -29,14 +28,15 @@ def plan_alerts(resolved: Resolved, context: Context) -> tuple[AlertsPlan | None
                 todo="name one of them: {to: ..., name: NAME}. slurmddp reads its address from a file of that name",
             )
         names[target.called] = index
-        targets.append(_target(target, context))
+        file = absolute(target.url_file, context.cwd) if target.url_file else None
+        targets.append(AlertTarget(target.called, target.to, target.on, target.insecure, target.url_env, file))
     if not targets:
         return None, []
     leave = _leave(resolved)
     if leave == "login" and resolved.site.queues:
         text = "nodes of this site cannot send alerts: `slurmddp alert watch`, or the next command, sends them"
         notes.append(Note("note", text))
-    return AlertsPlan(tuple(targets), leave, resolved.site.alerts.proxy), notes
+    return AlertsPlan(tuple(targets), leave), notes
 
 
 def plan_mail(resolved: Resolved) -> tuple[str, ...]:
@@ -68,7 +68,7 @@ def plan_mail(resolved: Resolved) -> tuple[str, ...]:
     return (f"--mail-type={','.join(dict.fromkeys(types))}", *user)
 
 
-def plan_watchdog(resolved: Resolved, context: Context) -> WatchdogPlan | None:
+def plan_watchdog(resolved: Resolved, context: Context) -> tuple[str, ...] | None:
     """None where the site has none, or nobody would be told."""
     wanted = resolved.site.watchdog
     tells = any(target.to != "mail" and "failed" in target.on for target in resolved.job.alerts)
@@ -85,12 +85,7 @@ def plan_watchdog(resolved: Resolved, context: Context) -> WatchdogPlan | None:
     ]
     named = {extra.split("=")[0] for extra in wanted.sbatch} | set(resolved.site.unsupported_flags)
     lines = [f"{flag}={value}" for flag, value in options if value is not None and flag not in named]
-    return WatchdogPlan((*lines, *wanted.sbatch))
-
-
-def _target(target: Target, context: Context) -> AlertTarget:
-    url_file = absolute(target.url_file, context.cwd) if target.url_file else None
-    return AlertTarget(target.called, target.to, target.on, target.insecure, target.url_env, url_file)
+    return (*lines, *wanted.sbatch)
 
 
 def _leave(resolved: Resolved) -> Literal["node", "proxy", "login"]:

@@ -28,7 +28,7 @@ def plan_environment(
         # Where only a node knows how many ranks it starts, node.sh sets their threads.
         _group("cores for each rank", OMP_NUM_THREADS=str(layout.threads_per_rank)) if nodes.world else None,
         _flight_recorder(gpus=layout.gpus_per_node > 0),
-        _caches(cache) if cache else None,
+        _group("downloads, outside the home folder", HF_HOME=f"{cache}/huggingface") if cache else None,
         _node_caches(amd=resolved.site.gpu_vendor == "amd"),
         _network(job),
         _debug() if job.network.debug else None,
@@ -79,10 +79,6 @@ def _network(job: Job) -> VariableGroup:
     if job.network.interface:
         variables.setdefault("NCCL_SOCKET_IFNAME", job.network.interface)
     return _group("network", **variables)
-
-
-def _caches(root: str) -> VariableGroup:
-    return _group("downloads, outside the home folder", HF_HOME=f"{root}/huggingface")
 
 
 def _node_caches(*, amd: bool) -> VariableGroup:

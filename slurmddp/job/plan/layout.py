@@ -152,13 +152,8 @@ def _fewer_nodes(nodes: int, gpus: int, most: int) -> list[Note]:
     enough = -(-total // most)
     if enough == nodes:
         return []
-    return [
-        Note(
-            "note",
-            f"{total} GPUs fit on {enough} node{'s' if enough > 1 else ''} of {most}: using {gpus} per node "
-            f"sends more gradients over the network, which is slower",
-        )
-    ]
+    fit = f"{total} GPUs fit on {enough} node{'s' if enough > 1 else ''} of {most}"
+    return [Note("note", f"{fit}: using {gpus} per node sends more gradients over the network, which is slower")]
 
 
 def limited_by(resolved: Resolved, key: str) -> str:

@@ -210,22 +210,16 @@ class AlertTarget(NamedTuple):
 
 
 class AlertsPlan(NamedTuple):
-    """leave: from where messages leave; proxy: its address where they leave through one."""
+    """leave: from where messages leave."""
 
     targets: tuple[AlertTarget, ...]
     leave: Literal["node", "proxy", "login"]
-    proxy: str | None
-
-
-class WatchdogPlan(NamedTuple):
-    """sbatch: the options of the job behind the run that looks at how it ended."""
-
-    sbatch: tuple[str, ...]
 
 
 class Plan(NamedTuple):
     """The job and its site, and what follows from both. cwd: the folder of submission. workdir: where the ranks'
-    command runs, which may begin with {run}; empty for the run folder.
+    command runs, which may begin with {run}; empty for the run folder. watchdog: sbatch's options for the job that
+    looks at how the run ended.
 
     stop_lead, cancel_grace: in seconds. runs_root, cache, node_folder: absolute. accelerate: a config file of
     Accelerate, of which the run folder gets a copy.
@@ -250,7 +244,7 @@ class Plan(NamedTuple):
     max_restarts: int
     recovery: RecoveryPlan
     alerts: AlertsPlan | None
-    watchdog: WatchdogPlan | None
+    watchdog: tuple[str, ...] | None
     program: Program
     runs_root: str
     cache: str | None
@@ -264,6 +258,11 @@ class Plan(NamedTuple):
     def queued(self) -> bool:
         """Return whether the job is one of its own that waits in Slurm's queue."""
         return self.site.queues and not self.inside
+
+    def variable(self, name: str) -> str:
+        """Return the value of a variable of the ranks; empty without one."""
+        values = [each.value for group in self.environment for each in group.variables if each.name == name]
+        return values[-1] if values else ""
 
     @property
     def measures_network(self) -> bool:

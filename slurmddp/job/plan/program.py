@@ -125,11 +125,8 @@ def data_paths(job: Job, context: Context) -> tuple[str, ...]:
 
 def host_path(path: str, binds: tuple[Bind, ...]) -> str:
     """Return where a path of the container lies on the host: through the bind with the longest destination above it."""
-    best = None
-    for bind in binds:
-        if _is_below(path, bind.destination):
-            if best is None or len(bind.destination) > len(best.destination):
-                best = bind
+    above = [bind for bind in binds if _is_below(path, bind.destination)]
+    best = max(above, key=lambda bind: len(bind.destination), default=None)
     return path if best is None else best.source + path[len(best.destination.rstrip("/")) :]
 
 

@@ -12,18 +12,6 @@ from slurmddp.job.types import slurm_time
 #: The signal that comes ahead of the time limit. NCCL has taken USR1 (nccl#704).
 STOP_SIGNAL = "USR2"
 
-#: Which key of `resources` asks for which flag: what a user wants and a site rejects is not dropped in silence.
-_ASKED_BY = {
-    "--mem": "mem_per_node",
-    "--cpus-per-task": "cpus_per_node",
-    "--time": "time",
-    "--partition": "partition",
-    "--account": "account",
-    "--qos": "qos",
-    "--constraint": "constraint",
-    "--exclusive": "exclusive",
-}
-
 #: One batch script on `nodes` nodes with one task each, its output in the run folder: the job breaks without.
 _OURS = frozenset(
     f"--{name}"
@@ -44,25 +32,27 @@ def plan_sbatch(
     unsupported = set(site.unsupported_flags)
     partition = partition_of(resolved)
     ask = dict(partition.ask) if partition.ask is not None else {"partition": wanted.partition}
-    for flag, key in _ASKED_BY.items():
-        if flag in unsupported and getattr(wanted, key):
-            raise _rejected(resolved, flag, "resources", key)
-    options = [
-        ("--job-name", resolved.job.name),
-        ("--nodes", _nodes(nodes)),
+    # The key of `resources` that asks for a flag: what a user wants and a site rejects is not dropped in silence.
+    options: list[tuple[str, str, str | int | None]] = [
+        ("--job-name", "", resolved.job.name),
+        # A range lets Slurm begin with fewer; spares are the nodes above those that train.
+        ("--nodes", "", f"{nodes.min}-{nodes.total}" if nodes.elastic else nodes.total),
         # One task a node is Slurm's default. With this flag, Slurm 22.05 gives no more than the least of a range.
-        ("--ntasks-per-node", None if nodes.elastic else "1"),
-        ("--cpus-per-task", layout.cpus_per_node),
+        ("--ntasks-per-node", "", None if nodes.elastic else "1"),
+        ("--cpus-per-task", "cpus_per_node", layout.cpus_per_node),
         *_gpu_request(resolved, nodes, layout),
-        ("--mem", None if "--mem" in unsupported else _memory(layout.mem_per_node)),
-        ("--time", slurm_time(wanted.time) if wanted.time else None),
-        ("--partition", ask.get("partition")),
-        ("--account", wanted.account),
-        ("--qos", wanted.qos or ask.get("qos")),
-        ("--constraint", "&".join(filter(None, (ask.get("constraint"), wanted.constraint))) or None),
+        ("--mem", "mem_per_node", f"{layout.mem_per_node}M" if layout.mem_per_node else layout.mem_per_node),  # 0: all
+        ("--time", "time", slurm_time(wanted.time) if wanted.time else None),
+        ("--partition", "partition", ask.get("partition")),
+        ("--account", "account", wanted.account),
+        ("--qos", "qos", wanted.qos or ask.get("qos")),
+        ("--constraint", "constraint", "&".join(filter(None, (ask.get("constraint"), wanted.constraint))) or None),
+        ("--exclusive", "exclusive", "" if wanted.exclusive or nodes.whole else None),
     ]
-    lines = [f"{flag}={value}" for flag, value in options if value is not None]
-    lines += ["--exclusive"] if wanted.exclusive or nodes.whole else []
+    for flag, key, _ in options:
+        if flag in unsupported and key and getattr(wanted, key):
+            raise _rejected(resolved, flag, "resources", key)
+    lines = [f"{flag}={value}".removesuffix("=") for flag, _, value in options if value is not None]
     # A chained job is a new one: Slurm must not bring this one back as well.
     again = "--requeue=expedite" if recovery.expedite else "--requeue"
     lines += [again if recovery.requeue == "requeue" else "--no-requeue", "--open-mode=append"]
@@ -82,17 +72,7 @@ def plan_sbatch(
     return tuple(line for line in lines if line.split("=")[0] not in unsupported)
 
 
-def _nodes(nodes: NodePlan) -> str:
-    """A range lets Slurm begin with fewer; spares are the nodes above those that train."""
-    return f"{nodes.min}-{nodes.total}" if nodes.elastic else str(nodes.total)
-
-
-def _memory(mebibytes: int | None) -> str | None:
-    """0 is Slurm's own word for all that a node has."""
-    return None if mebibytes is None else f"{mebibytes}M" if mebibytes else "0"
-
-
-def _gpu_request(resolved: Resolved, nodes: NodePlan, layout: Layout) -> list[tuple[str, str | None]]:
+def _gpu_request(resolved: Resolved, nodes: NodePlan, layout: Layout) -> list[tuple[str, str, str | int | None]]:
     """One task a node sees all its GPUs: --gpus-per-task would isolate them and break NCCL's P2P (nccl#1066)."""
     site, wanted = resolved.site, resolved.job.resources
     if not layout.gpus_per_node or site.gpu_request == "none" or (nodes.world is None and asks_itself(resolved)):
@@ -100,8 +80,8 @@ def _gpu_request(resolved: Resolved, nodes: NodePlan, layout: Layout) -> list[tu
     kind = wanted.gpu_type or (partition_of(resolved).gpu_type if site.gpu_request_type else None)
     count = f"{kind}:{layout.gpus_per_node}" if kind else str(layout.gpus_per_node)
     if site.gpu_request == "gres":
-        return [("--gres", f"gpu:{count}")]
-    return [("--gpus-per-node", count)]
+        return [("--gres", "", f"gpu:{count}")]
+    return [("--gpus-per-node", "", count)]
 
 
 def missing_settings(resolved: Resolved) -> list[UserError]:

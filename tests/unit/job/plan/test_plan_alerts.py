@@ -126,7 +126,7 @@ def test_the_dead_man_job_asks_for_what_the_profile_says(desk: Desk, monkeypatch
     site(desk, "watchdog: {partition: debug, time: 10m, account: ops, sbatch: [--qos=small, --mem=100M]}")
     plan = desk.plan(JOB % ("told", "{to: slack}"))
     assert plan.watchdog is not None
-    assert plan.watchdog.sbatch == (
+    assert plan.watchdog == (
         "--job-name=gpt-watchdog", "--partition=debug", "--time=00:10:00", "--account=ops",
         "--nodes=1", "--ntasks=1", "--qos=small", "--mem=100M",
     )  # fmt: skip
@@ -137,10 +137,10 @@ def test_the_dead_man_job_asks_for_what_the_profile_says(desk: Desk, monkeypatch
     assert submit_watchdog(plan, own(folder, to="submit it"), JobId("7")) is None
     words = (desk.bin / "words").read_text().splitlines()
     script = words.index(str(folder.python_sh))
-    assert {*plan.watchdog.sbatch, "--open-mode=append", "--dependency=afterany:7"} <= set(words[:script])
+    assert {*plan.watchdog, "--open-mode=append", "--dependency=afterany:7"} <= set(words[:script])
     python, program, *arguments = words[script + 1 :]
     assert Path(python).is_file() and program == str(folder.code_archive)
-    assert arguments == ["watchdog", str(folder.path), "7", python, *plan.watchdog.sbatch]
+    assert arguments == ["watchdog", str(folder.path), "7", python, *plan.watchdog]
 
 
 @pytest.mark.parametrize("targets", ["", "{to: mail}", "{to: slack, on: [finished]}"])
