@@ -52,7 +52,7 @@ def plan_sbatch(
     for flag, key, _ in options:
         if flag in unsupported and key and getattr(wanted, key):
             raise _rejected(resolved, flag, "resources", key)
-    lines = [f"{flag}={value}".removesuffix("=") for flag, _, value in options if value is not None]
+    lines = [f"{flag}={value}" if value != "" else flag for flag, _, value in options if value is not None]
     # A chained job is a new one: Slurm must not bring this one back as well.
     again = "--requeue=expedite" if recovery.expedite else "--requeue"
     lines += [again if recovery.requeue == "requeue" else "--no-requeue", "--open-mode=append"]
