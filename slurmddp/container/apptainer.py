@@ -48,7 +48,7 @@ container=(
     def words(self, binds: Iterable[str], *more: str) -> list[str]:
         """Return `apptainer exec ... IMAGE`."""
         bound = [word for bind in binds for word in ("--bind", bind)]
-        return [self.executable, "exec", *more, *self.options, *bound, str(self.image)]
+        return [self.executable, "exec", *self.options, *more, *bound, str(self.image)]
 
 
 class Singularity(Apptainer):

@@ -186,12 +186,12 @@ def _container(container: Container, code: Path, checkpoint: Path, target: Path)
             raise UserError(
                 f"the path {str(path)!r} contains a character that --bind does not accept", todo="rename it"
             )
-    dropped = ("--nv", "--rocm", "--cleanenv")  # no GPU is needed
-    container = container._replace(options=tuple(option for option in container.options if option not in dropped))
+    dropped = (*container.devices.values(), "--cleanenv")  # no GPU is needed
+    kept = (option for option in container.options if option not in dropped)
     # The outer folder first: one that lies in it is bound on top of it.
     bound = [binds[path].spec for path in sorted(binds, key=len)]
     # Of this shell's variables the image gets none but the job's own; on a node, a job gives it what Slurm gave the job
-    return container.words(bound, "--cleanenv", "--pwd", str(code))
+    return container._replace(options=("--cleanenv", *kept)).words(bound, "--pwd", str(code))
 
 
 def _target(wanted: Wanted, cwd: Path) -> tuple[str, Path]:

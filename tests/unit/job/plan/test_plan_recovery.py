@@ -221,7 +221,8 @@ def test_yes_is_auto_and_no_is_never(desk: Desk, value: str, requeue: str) -> No
 
 def test_recovery_of_this_machine(desk: Desk) -> None:
     plan = desk.plan("site: here\ntrain: {script: a.py}\n", "recovery.no_progress=5", "recovery.preflight=false")
-    assert plan.recovery == RecoveryPlan("none", 5, False, from_zero=2)
+    assert plan.recovery == RecoveryPlan("none", from_zero=2)
+    assert (plan.job.recovery.no_progress, plan.job.recovery.preflight) == (5, False)
     assert not plan.nodes.elastic
 
 
