@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 import pytest
 
+from slurmddp.container import SIF_PROGRAMS, Runtime, runtime_named
 from slurmddp.container.apptainer import contains
 from tests.helpers import LM_JOB, Desk
 
@@ -40,3 +42,9 @@ def test_an_option_of_the_site_s_counts_too(desk: Desk) -> None:
 def test_a_node_s_own_folder_is_below_tmp_or_where_the_job_says(desk: Desk) -> None:
     assert desk.plan(LM_JOB).node_folder == "/tmp"
     assert desk.plan(LM_JOB, "paths.node=/local").node_folder == "/local"
+
+
+def test_each_word_has_its_class() -> None:
+    assert [runtime_named(word).runtime for word in get_args(Runtime)] == list(get_args(Runtime))
+    assert runtime_named(None).runtime == "apptainer"
+    assert SIF_PROGRAMS == ("apptainer", "singularity")
