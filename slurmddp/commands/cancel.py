@@ -15,7 +15,7 @@ from slurmddp.launch.cancel import cancel_other_version, cancel_run, wait_for_jo
 from slurmddp.launch.find import find_any_version
 from slurmddp.run.gate import own
 from slurmddp.run.manifest import other_version
-from slurmddp.run.next_commands import next_commands
+from slurmddp.run.state import next_commands
 
 
 def cancel(

@@ -101,7 +101,6 @@ def pruning_end(planned: Pruning, *, done: bool) -> str:
 
 
 def pruning_dict(planned: Pruning, *, done: bool) -> dict[str, Any]:
-    """Return the pruning for --json. The keys are stable."""
     return {
         "removed": [str(item.path) for item in planned.going],
         "kept": [str(item.path) for item in planned.kept],

@@ -56,12 +56,10 @@ class Removal(NamedTuple):
 
     @property
     def folder(self) -> RunFolder:
-        """Return the run's folder."""
         return self.usage.folder
 
     @property
     def bytes(self) -> int:
-        """Return what removing frees."""
         return self.usage.bytes if self.pruning is None else self.pruning.bytes
 
     def lines(self) -> Iterator[str]:

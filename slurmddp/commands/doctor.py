@@ -17,8 +17,8 @@ from slurmddp.doctor.sources import is_done, read_path, read_run, read_stream, s
 from slurmddp.errors import UserError
 from slurmddp.launch.find import find_run
 from slurmddp.run.layout import RunFolder
-from slurmddp.run.next_commands import next_commands
 from slurmddp.run.snapshot_filter import is_run_folder
+from slurmddp.run.state import next_commands
 from slurmddp.styled import styled
 from slurmddp.visible import one_line
 

@@ -75,7 +75,6 @@ class Command(TyperCommand):
             ) from None
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments and options."""
         _write(_parameters(self, ctx), formatter)
 
 
@@ -93,7 +92,6 @@ class _Outline(TyperCommand):
         self._function = function
 
     def command(self) -> Any:
-        """Make the command."""
         return _command(self._function, self.name, self.epilog)
 
 
@@ -107,7 +105,6 @@ class _Unread(TyperCommand):
         self._listed = listed
 
     def command(self) -> Any:
-        """Import the module, and make the command or the group."""
         module = importlib.import_module(f"slurmddp.commands.{self._listed.module}")
         if not self._listed.example:
             return typer.main.get_group(module.group)
@@ -150,7 +147,6 @@ class Group(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands, then the group's own options."""
         rows = []
         for name, command in self.commands.data.items():  # type: ignore[attr-defined]
             if not command.hidden:

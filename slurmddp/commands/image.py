@@ -91,7 +91,6 @@ def _packages(found: object) -> str | None:
 
 
 def removal_text(found: Sequence[Removable], *, done: bool) -> str:
-    """Return what is, or would be, removed."""
     if not found:
         return "nothing to remove"
     lines = [one_line(f"{item.paths[0].name}  {human(item.bytes)}  {item.why}") for item in found]

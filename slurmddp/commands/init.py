@@ -105,13 +105,11 @@ class Written(NamedTuple):
 
     @property
     def next(self) -> list[str]:
-        """Return the next commands."""
         file = shlex.quote(self.file)
         build = [f"slurmddp build-image --job {file}"] if self.needs_image else []
         return [*build, f"slurmddp check {file}", f"slurmddp submit {file}"]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it for --json."""
         found = self.choices
         software = {"image": found.image, "environment": found.environment and str(found.environment.folder)}
         rest = {"nodes": found.nodes, "account": found.account, "notes": list(self.notes), "next": self.next}
@@ -242,7 +240,6 @@ def _text(path: Path, site: str, profile: Site, layer: Mapping[str, Any], task: 
 
 
 def _knows_gpus(profile: Site) -> bool:
-    """Return whether the profile knows the GPUs per node of any partition."""
     return any(partition.gpus_per_node is not None for partition in profile.partitions.values())
 
 

@@ -17,28 +17,24 @@ if TYPE_CHECKING:
 
 
 def site_names(incomplete: str) -> list[str]:
-    """Complete the name of a site, for the shell."""
     from slurmddp.sites.catalogue import Catalogue
 
     return [name for name in Catalogue(os.environ).names() if name.startswith(incomplete)]
 
 
 def run_names(incomplete: str) -> list[str]:
-    """Complete the id of a run, for the shell."""
     from slurmddp.run import index
 
     return [name for name in ("last", *(entry.id for entry in index.entries())) if name.startswith(incomplete)]
 
 
 def run_states(incomplete: str) -> list[str]:
-    """Complete the state of a run, for the shell."""
     from slurmddp.run.state import EXIT_CODES
 
     return [name for name in EXIT_CODES if name.startswith(incomplete)]
 
 
 def tracker_names(incomplete: str) -> list[str]:
-    """Complete the name of a tracker, for the shell."""
     from slurmddp.trackers.sync import TRACKERS
 
     return [name for name in TRACKERS if name.startswith(incomplete)]
@@ -235,7 +231,7 @@ def drop_output() -> None:
 
 
 def json_text(value: Any) -> str:
-    """Return a result as JSON."""
+    """Return a result as JSON. The keys that each `as_dict` gives are stable."""
     import json
 
     return json.dumps(value)

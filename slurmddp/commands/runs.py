@@ -55,7 +55,6 @@ class Wanted(NamedTuple):
     def asked(
         cls, limit: int, states: Iterable[str], site: str | None, since: str | None, sweep: Path | None = None
     ) -> Wanted:
-        """Read the options of the command. Raises UserError."""
         return cls(limit, checked_states(states), site, None if since is None else moment("--since", since), sweep)
 
     def entries(self, known: Iterable[Entry]) -> list[Entry]:
@@ -169,7 +168,6 @@ class Cells(NamedTuple):
 
 
 def told_cells(told: Mapping[str, Any], now: float) -> Cells:
-    """Return the cells of a run's row."""
     step, steps = told["step"], told["steps"]
     done = "" if step is None else f"{100 * step // steps} %" if steps else str(step)
     age = "" if told["submitted"] is None else age_text(now - told["submitted"])
@@ -215,7 +213,6 @@ def runs(
 
 
 def find_sweep(text: str) -> Sweep:
-    """Return the sweep that `text` names. Raises UserError."""
     return sweeps.find(text, known_runs(os.environ))
 
 

@@ -147,7 +147,6 @@ class SitesGroup(Group):
         return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Complete commands and names of sites."""
         show = self.commands["show"]
         names = next(parameter for parameter in show.params if parameter.name == "name")
         return [*super().shell_complete(ctx, incomplete), *names.shell_complete(ctx, incomplete)]

@@ -97,7 +97,6 @@ def watch_line(found: RunStatus) -> str:
 
 
 def clock_time() -> str:
-    """Return the time of day."""
     return datetime.now().strftime("%H:%M:%S")
 
 

@@ -33,7 +33,7 @@ from slurmddp.run.cause import failing_attempt, hang_of, killed_of, tasks_are_ra
 from slurmddp.run.evidence import Evidence, evidence
 from slurmddp.run.layout import RunFolder
 from slurmddp.run.logs import Follower
-from slurmddp.run.start_notices import start_notices
+from slurmddp.run.rank_starts import start_notices
 from slurmddp.run.written import written_again
 from slurmddp.shared.files import bounded_lines, open_plain, read_plain
 from slurmddp.visible import one_line

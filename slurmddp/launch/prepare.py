@@ -20,8 +20,7 @@ from slurmddp.job.resolve import Request, Resolved, resolve
 from slurmddp.job.sensitive import refuse_secrets
 from slurmddp.job.validate import depends_on
 from slurmddp.launch.job_check.cluster import Cluster
-from slurmddp.launch.modules import module_file
-from slurmddp.launch.named_file import JOB_SUFFIXES, wrong_file
+from slurmddp.launch.named_file import JOB_SUFFIXES, module_file, wrong_file
 from slurmddp.launch.node_share import with_share
 from slurmddp.launch.python_environment import with_active
 from slurmddp.launch.resumed import Resumed, find_resumed
@@ -225,7 +224,6 @@ def _program_name(script: Path) -> str:
 
 
 def job_name(path: Path) -> str:
-    """Return a job name made from a file name."""
     name = re.sub(r"[^A-Za-z0-9._+-]+", "-", path.stem).strip("-._+")[:100]
     return "job" if is_null(name) else name
 

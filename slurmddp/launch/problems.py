@@ -19,8 +19,7 @@ from slurmddp.job.plan.program import host_path
 from slurmddp.job.site import Site
 from slurmddp.launch import accelerate
 from slurmddp.launch.job_check.cluster import Cluster
-from slurmddp.launch.modules import module_file, of_package
-from slurmddp.launch.named_file import batch_line, near
+from slurmddp.launch.named_file import batch_line, module_file, near, of_package
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.workdir import absent_workdir
 from slurmddp.run.create import refuse_root
@@ -263,7 +262,6 @@ def _program(prepared: Prepared) -> Iterator[UserError]:
 
 
 def absent_script(program: Program, where: str) -> UserError | None:
-    """Return the error for a script that is not there."""
     if not program.script or os.path.isfile(program.source):
         return None
     todo = near(Path(program.source)) or "correct its path"

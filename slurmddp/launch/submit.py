@@ -16,6 +16,7 @@ from slurmddp.alerts import secrets
 from slurmddp.alerts.last import last_alerts
 from slurmddp.cluster.base import JobId
 from slurmddp.cluster.choose import scheduler_for, scheduler_named
+from slurmddp.cluster.client import Slurm
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.job.plan.model import Plan
 from slurmddp.job.sensitive import redacted, refuse_values
@@ -24,20 +25,17 @@ from slurmddp.launch.job_check.rule import advice
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.problems import refuse_problems
 from slurmddp.launch.quotas import home_warning
-from slurmddp.launch.watchdog import submit_watchdog
 from slurmddp.launch.workdir import files_before, relative_paths, shared_files, workdir_in
 from slurmddp.launch.write import run_files, survey_project
 from slurmddp.records.submission import now
-from slurmddp.render.scripts import payloads
+from slurmddp.render.scripts import payloads, python_of_submit
 from slurmddp.run import index, manifest, snapshot, submission
 from slurmddp.run.continued import claim
-from slurmddp.run.create import Draft, create, folder_error
+from slurmddp.run.create import Draft, create, folder_error, shared_folder
 from slurmddp.run.evidence import evidence, evidence_of
 from slurmddp.run.gate import OwnRun, own, own_or_none
 from slurmddp.run.layout import RunFolder
-from slurmddp.run.next_commands import next_commands
-from slurmddp.run.owner import shared_folder
-from slurmddp.run.state import judge
+from slurmddp.run.state import judge, next_commands
 from slurmddp.run.survey import Survey
 from slurmddp.run.unanswered import with_job
 
@@ -64,7 +62,6 @@ class Handed:
     code: str | None = None  # what was copied into the run folder
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the submission for --json. The keys are stable."""
         job_id, _, cluster = self.job_id.partition(";")
         return {
             "run_id": self.run_id,
@@ -341,3 +338,28 @@ def _still_going(prepared: Prepared) -> list[str]:
     state = judge(view, facts)
     again = f"run {run.id} is still {state.state}; both runs will now train from its newest checkpoint"
     return [again] if state.going else []
+
+
+def submit_watchdog(plan: Plan, folder: OwnRun, job_id: JobId) -> str | None:
+    """Submit the watchdog behind the job.
+
+    Returns None, or a warning: a watchdog job that Slurm refuses must not cost the run.
+    """
+    if plan.watchdog is None:
+        return None
+    asked = plan.watchdog.sbatch  # the script passes them on to the next one
+    cluster = [f"--clusters={job_id.cluster}"] if job_id.cluster else []
+    options = [*asked, "--open-mode=append", f"--dependency=afterany:{job_id.id}", *cluster]
+    python = python_of_submit()
+    slurm = Slurm()
+    try:
+        command = slurm.command(
+            options,
+            str(folder.python_sh),
+            (python, str(folder.code_archive), "watchdog", str(folder.path), job_id.id, python, *asked),
+            log=str(folder.logs / "watchdog.log"),
+        )
+        slurm.submit(command, folder.path)
+    except (UserError, ExternalError, OSError) as error:
+        return f"could not submit the watchdog job: {error}"
+    return None

@@ -27,7 +27,6 @@ def run_ledger(folder: RunFolder, *, going: bool) -> Ledger | None:
 
 
 def never_submitted(folder: RunFolder) -> UserError:
-    """Return the error for a run without a ledger."""
     return UserError(f"run {folder.id} was never submitted: it has no goodput")
 
 

@@ -37,7 +37,6 @@ class Gpu:
     slowed: Sequence[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the record for --json. The keys are stable."""
         return {"node": self.node, "gpu": self.index, "time": self.time, **self.figures, "slowed": list(self.slowed)}
 
 

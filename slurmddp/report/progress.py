@@ -75,7 +75,6 @@ class Progress:
         return self.stepless > 1
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what --json adds to the state. The keys are stable."""
         return {
             "steps": self.steps,
             "loss": self.loss,
@@ -123,7 +122,7 @@ def find_progress(
         loss=number(newest.figures.get("loss")) if newest else None,
         speed=_speed(newest) if newest and recent else {},
         ends=_ends(recent, steps) if running else None,
-        submitted=_submitted(facts),
+        submitted=facts.submitted,
         started=next((event.time for event, _ in of(facts.events, JobStarted)), None),
         job_started=facts.started.time if facts.started else None,
         ended=facts.ended_at,
@@ -256,13 +255,6 @@ def _size(word: str) -> int:
 def _range(text: str) -> int:
     first, _, last = text.partition("-")
     return int(last) - int(first) + 1 if first.isdecimal() and last.isdecimal() and len(last) < 10 else 1
-
-
-def _submitted(facts: Evidence) -> float | None:
-    try:
-        return datetime.fromisoformat(facts.submission.time).timestamp() if facts.submission else None
-    except (ValueError, OverflowError, OSError):
-        return None
 
 
 # --- for people

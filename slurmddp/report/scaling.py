@@ -55,7 +55,6 @@ class Scaling:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the record for --json. The keys are stable."""
         return {
             "efficiency": round(self.efficiency, 4),
             "nodes": self.now.nodes,

@@ -22,9 +22,8 @@ from slurmddp.run.cause import failing_attempt, find_cause, hang_of, killed_of
 from slurmddp.run.evidence import Evidence, evidence
 from slurmddp.run.layout import RunFolder
 from slurmddp.run.metrics import tail
-from slurmddp.run.next_commands import next_commands
-from slurmddp.run.start_notices import newest_restarts, start_notices
-from slurmddp.run.state import EXIT_CODES
+from slurmddp.run.rank_starts import newest_restarts, start_notices
+from slurmddp.run.state import EXIT_CODES, next_commands
 from slurmddp.run.written import written_again
 from slurmddp.styled import Style, styled
 from slurmddp.visible import one_line
@@ -88,15 +87,12 @@ class RunStatus:
 
     @property
     def attempt(self) -> int | None:
-        """Return the newest attempt; None before the first."""
         return self.facts.attempt
 
     def with_note(self, note: str) -> RunStatus:
-        """Return the same status with one more note."""
         return replace(self, notes=(*self.notes, note))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the status for --json. The keys are stable."""
         return {
             "run_id": self.folder.id,
             "run_folder": str(self.folder.path),
@@ -203,7 +199,6 @@ def _undelivered(folder: RunFolder) -> int:
 
 
 def styled_state(state: str) -> str:
-    """Return the state's word in its style."""
     others: Style | None = "bad" if EXIT_CODES[state] == 1 else None
     return styled(state, _STYLES.get(state, others))
 

@@ -36,7 +36,6 @@ class BadNode:
     expires: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the node for --json. The keys are stable."""
         return asdict(self)
 
 

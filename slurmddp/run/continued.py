@@ -31,7 +31,6 @@ class Claim(NamedTuple):
 
     @property
     def folder(self) -> RunFolder:
-        """Return the run that continues."""
         return RunFolder(Path(self.path))
 
 

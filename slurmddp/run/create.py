@@ -17,6 +17,7 @@ from types import TracebackType
 from slurmddp.errors import UserError
 from slurmddp.run import git
 from slurmddp.run.layout import RunFolder
+from slurmddp.shared.beneath import written_by_others
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _TRIES = 100
@@ -233,3 +234,18 @@ def _reserve(root: Path, name: str, now: datetime | None) -> tuple[RunFolder, Ru
             continue
         return RunFolder(final), RunFolder(part)
     raise UserError(f"no free run id for {name!r} in {root} after {_TRIES} tries", todo=_TODO)
+
+
+def shared_folder(root: Path) -> str | None:
+    """Return a warning if other users can replace a folder of runs, or one above it; None if they cannot."""
+    for path in (root, *root.parents):
+        try:
+            facts = path.stat()
+        except OSError:  # It will be made, without write access for others.
+            continue
+        if written_by_others(facts) and not facts.st_mode & stat.S_ISVTX:
+            return (
+                f"other users can rename folders in {path}, so they can put a run folder of theirs in the place of "
+                f"yours: chmod +t {path}, or choose another runs folder: --set paths.runs=FOLDER"
+            )
+    return None

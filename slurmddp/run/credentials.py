@@ -10,24 +10,16 @@ from pathlib import Path
 #: Of each file: credentials stand near the beginning, and a project may have 20,000 files.
 _BYTES = 32 * 1024
 _FOLDERS = frozenset({".ssh", ".gnupg", ".aws", ".azure", ".oci", ".password-store"})
-_NAMES = frozenset(
-    {".git-credentials", ".pypirc", ".npmrc", ".pgpass", "kubeconfig", "token.json", ".vault-token", ".s3cfg", ".boto"}
-    | {
-        ".my.cnf",
-        ".mylogin.cnf",
-        ".passwd-s3fs",
-        ".smbcredentials",
-        ".xauthority",
-        "access_tokens.db",
-        "credentials.db",
-    }
-    | {".htpasswd", ".dockercfg", "rclone.conf", ".netrc.gpg", "credentials.tfrc.json", ".histfile", ".cdsapirc"}
-)
-_PATHS = frozenset(
-    {".docker/config.json", ".kube/config", "gh/hosts.yml", ".apptainer/docker-config.json", ".apptainer/remote.yaml"}
-    | {".singularity/docker-config.json", ".singularity/remote.yaml", ".kaggle/kaggle.json", "earthengine/credentials"}
-    | {".gem/credentials", ".cargo/credentials", ".cargo/credentials.toml", ".ngc/config", "containers/auth.json"}
-)
+_NAMES = frozenset((
+    ".git-credentials", ".pypirc", ".npmrc", ".pgpass", "kubeconfig", "token.json", ".vault-token", ".s3cfg", ".boto",
+    ".my.cnf", ".mylogin.cnf", ".passwd-s3fs", ".smbcredentials", ".xauthority", "access_tokens.db", "credentials.db",
+    ".htpasswd", ".dockercfg", "rclone.conf", ".netrc.gpg", "credentials.tfrc.json", ".histfile", ".cdsapirc",
+))  # fmt: skip
+_PATHS = frozenset((
+    ".docker/config.json", ".kube/config", "gh/hosts.yml", ".apptainer/docker-config.json", ".apptainer/remote.yaml",
+    ".singularity/docker-config.json", ".singularity/remote.yaml", ".kaggle/kaggle.json", "earthengine/credentials",
+    ".gem/credentials", ".cargo/credentials", ".cargo/credentials.toml", ".ngc/config", "containers/auth.json",
+))  # fmt: skip
 _SUFFIXES = (".pem", ".key", ".token", "credentials.json", ".ppk", ".p12", ".pfx", ".jks", ".kdbx", "_history.gpg")
 #: A file that is called after what it holds: token, hf_token, wandb-api-key.txt, _netrc, netrc.bak; .bash_history.
 _WORDS = re.compile(
@@ -57,8 +49,6 @@ _NO_NETRC = (
     ".h",
     ".png",
 )
-
-
 #: Code with a key in it is copied all the same, and named: without the script, the job would fail.
 CODE_SUFFIXES = (".py", ".pyx", ".sh", ".bash", ".sbatch", ".slurm", ".c", ".cc", ".cpp", ".cu", ".h", ".jl", ".lua")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 
 from slurmddp.cluster.base import JobId
@@ -44,6 +45,14 @@ class Evidence:
     events: Sequence[Event] = ()
     stop: StopRequest | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def submitted(self) -> float | None:
+        """When the job was submitted, unix seconds; None if that is unknown."""
+        try:
+            return datetime.fromisoformat(self.submission.time).timestamp() if self.submission else None
+        except (ValueError, OverflowError, OSError):
+            return None
 
     @property
     def job_id(self) -> JobId | None:

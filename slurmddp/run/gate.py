@@ -33,7 +33,6 @@ class Held:
     """A folder of this user, opened once. All that is done in it is done by its descriptor, and behind no link."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        """Take over the descriptor."""
         self.path = path
         self.descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
@@ -122,7 +121,6 @@ class OwnRun(RunFolder):
         self.path.rmdir()
 
     def write_json(self, path: Path, value: Any) -> None:
-        """Write a JSON file. Raises OSError."""
         self.held.write(path, json.dumps(value, indent=2) + "\n")
 
 

@@ -13,18 +13,10 @@ from pathlib import Path
 
 # A hook or an alias that runs us exports these, and git would then look at another repository than the
 # folder's.
-_REDIRECTS = frozenset(
-    {
-        "GIT_DIR",
-        "GIT_WORK_TREE",
-        "GIT_INDEX_FILE",
-        "GIT_PREFIX",
-        "GIT_COMMON_DIR",
-        "GIT_NAMESPACE",
-        "GIT_OBJECT_DIRECTORY",
-    }
-)
-
+_REDIRECTS = frozenset((
+    "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_NAMESPACE",
+    "GIT_OBJECT_DIRECTORY",
+))  # fmt: skip
 
 # Programs of a configuration: `git status` starts them. The second one is for a clone that lacks objects, which git
 # would fetch by whatever program the configuration names for it (GIT_NO_LAZY_FETCH: git 2.45 and newer).

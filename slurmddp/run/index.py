@@ -36,7 +36,6 @@ class Entry:
 
     @property
     def folder(self) -> RunFolder:
-        """The run's folder."""
         return RunFolder(Path(self.path))
 
     @property

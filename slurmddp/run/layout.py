@@ -15,6 +15,16 @@ ARCHIVE, STARTER = "slurmddp.zip", "python.sh"
 _MARKER = re.compile(r"attempt-(\d{3,})\.json")
 
 
+class _Below:
+    """A path below the run folder."""
+
+    def __init__(self, *parts: str) -> None:
+        self._parts = parts
+
+    def __get__(self, folder: RunFolder, kind: type[RunFolder]) -> Path:
+        return folder.path.joinpath(*self._parts)
+
+
 @dataclass(frozen=True)
 class RunFolder(run_folder.RunFolder):
     """Paths inside one run's folder, with those that only commands and job.sh use. Makes nothing by itself.
@@ -32,87 +42,40 @@ class RunFolder(run_folder.RunFolder):
 
     @property
     def id(self) -> str:
-        """The run id: the folder's name."""
+        """Return the run id: the folder's name."""
         return self.path.name
 
-    @property
-    def job_yaml(self) -> Path:
-        """The resolved job, for people."""
-        return self.path / "job.yaml"
-
-    @property
-    def site_yaml(self) -> Path:
-        """The site's profile as it was at submission."""
-        return self.path / "site.yaml"
-
-    @property
-    def job_sh(self) -> Path:
-        """The batch script."""
-        return self.path / "job.sh"
-
-    @property
-    def node_sh(self) -> Path:
-        """The script that each node runs."""
-        return self.path / "node.sh"
-
-    @property
-    def submission(self) -> Path:
-        """The scheduler's answer: job id, command, time. Absent until then."""
-        return self.path / "submission.json"
-
-    @property
-    def code(self) -> Path:
-        """The code as it was at submission; mounted into the container and put on PYTHONPATH."""
-        return self.path / "code"
-
-    @property
-    def code_list(self) -> Path:
-        """The files of `code` as it was at submission, each with its sha256."""
-        return self.path / "code.json"
-
-    @property
-    def code_archive(self) -> Path:
-        """What the run needs of the package, in one file: the supervisor runs out of it, the nodes unpack it."""
-        return self.code / ARCHIVE
-
-    @property
-    def python_sh(self) -> Path:
-        """Starts a program out of the archive."""
-        return self.code / STARTER
-
-    @property
-    def project(self) -> Path:
-        """The snapshot of the user's project folder or script."""
-        return self.code / "project"
-
-    @property
-    def logs(self) -> Path:
-        """All logs."""
-        return self.path / "logs"
-
-    @property
-    def job_log(self) -> Path:
-        """Standard output and error of the batch script, all attempts."""
-        return self.logs / "job.log"
+    #: The resolved job, for people.
+    job_yaml = _Below("job.yaml")
+    #: The site's profile as it was at submission.
+    site_yaml = _Below("site.yaml")
+    #: The batch script, and the one that each node runs.
+    job_sh, node_sh = _Below("job.sh"), _Below("node.sh")
+    #: The scheduler's answer: job id, command, time. Absent until then.
+    submission = _Below("submission.json")
+    #: The code as it was at submission; mounted into the container and put on PYTHONPATH.
+    code = _Below("code")
+    #: The files of `code` as it was at submission, each with its sha256.
+    code_list = _Below("code.json")
+    #: What the run needs of the package, in one file: the supervisor runs out of it, the nodes unpack it.
+    code_archive = _Below("code", ARCHIVE)
+    #: Starts a program out of the archive.
+    python_sh = _Below("code", STARTER)
+    #: The snapshot of the user's project folder or script.
+    project = _Below("code", "project")
+    logs = _Below("logs")
+    #: Standard output and error of the batch script, all attempts.
+    job_log = _Below("logs", "job.log")
+    #: The node of each rank of the newest start, a line a rank.
+    ranks = _Below("ranks")
+    #: The runs that continue this one (--resume), a file each.
+    continued = _Below("continued")
+    #: Alerts that could not be sent, a folder each.
+    alert_spool = _Below("alerts", "spool")
 
     def attempt_logs(self, attempt: int) -> Path:
         """Folder of one attempt's logs, one file a node."""
         return self.logs / f"attempt-{attempt:03d}"
-
-    @property
-    def ranks(self) -> Path:
-        """The node of each rank of the newest start, a line a rank."""
-        return self.path / "ranks"
-
-    @property
-    def continued(self) -> Path:
-        """The runs that continue this one (--resume), a file each."""
-        return self.path / "continued"
-
-    @property
-    def alert_spool(self) -> Path:
-        """Alerts that could not be sent, a folder each."""
-        return self.path / "alerts" / "spool"
 
 
 def attempt_of(marker: Path) -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -94,7 +93,6 @@ class Ledger:
 
     @property
     def wall(self) -> int:
-        """Milliseconds from begin to end."""
         return self.end - self.begin
 
     @property
@@ -113,7 +111,7 @@ def ledger(facts: Evidence, rows: Sequence[Metrics], *, script: bool, now: float
     Where they do not, it is training but for the stalls that events tell. Of a script whose lines do not, nothing is
     known.
     """
-    found = timeline(_submitted(facts), facts.events, rows, now=now)
+    found = timeline(facts.submitted, facts.events, rows, now=now)
     if found is None:
         return None
     unknown = script and not any(row.seconds for row in rows)
@@ -202,13 +200,6 @@ def _again(attempts: Sequence[Attempt]) -> Iterator[Recovery]:
     for before, after in pairwise(attempts):
         if before.code == 0 or after.code in (0, None):
             yield Recovery(after.number, None, max(after.begin - before.end, 0), before.code != 0, None)
-
-
-def _submitted(facts: Evidence) -> float | None:
-    try:
-        return datetime.fromisoformat(facts.submission.time).timestamp() if facts.submission else None
-    except (ValueError, OverflowError, OSError):
-        return None
 
 
 def _book_attempt(

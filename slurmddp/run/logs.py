@@ -65,7 +65,6 @@ class Follower:
         self._tail = None  # of a log that begins now, all lines are new
 
     def attempts(self) -> list[int]:
-        """Return the attempts that have a folder of logs."""
         found = (_attempt(path) for path in self.folder.logs.glob("attempt-*"))
         return sorted(attempt for attempt in found if attempt is not None)
 

@@ -187,7 +187,6 @@ def sif_id(image: Path) -> str | None:
 
 
 def sha256(path: Path) -> str:
-    """sha256 (hex) of a file. Raises OSError."""
     import hashlib  # here: only submissions need it
 
     digest = hashlib.sha256()

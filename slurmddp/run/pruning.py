@@ -25,12 +25,10 @@ class Pruning:
 
     @property
     def going(self) -> list[Stored | Leftover]:
-        """All that is to be removed."""
         return [*self.removed, *self.leftovers]
 
     @property
     def bytes(self) -> int:
-        """Return what removing frees."""
         return sum(item.bytes for item in self.going)
 
 

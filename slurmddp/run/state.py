@@ -320,3 +320,19 @@ def _exit_text(code: int | None, signal: int | None) -> str:
 
 def _join(*parts: str, by: str = ", ") -> str:
     return by.join(part for part in parts if part)
+
+
+_AFTER = {
+    "done": ("report {}", "checkpoint list {}"),
+    "cancelled": ("resume {}", "report {}"),
+    "stopped": ("resume {}", "report {}"),
+}
+_GOING = ("status {}", "logs {} --follow", "cancel {}")
+_FAILED = ("doctor {}", "logs {} --tail 100", "resume {}", "debug bundle {}")
+_GOES_ON = EXIT_CODES["running"]
+
+
+def next_commands(run_id: str, state: str) -> list[str]:
+    """Return them, the most useful first. state: a key of EXIT_CODES."""
+    words = _GOING if EXIT_CODES[state] == _GOES_ON else _AFTER.get(state, _FAILED)
+    return [f"slurmddp {each.format(run_id)}" for each in words]

@@ -12,13 +12,14 @@ from pathlib import Path
 from slurmddp.errors import UserError
 from slurmddp.run import git
 from slurmddp.run.credentials import CODE_SUFFIXES, credentials_in, named_as_credential
-from slurmddp.run.ignore import NAME, read_ignore
 from slurmddp.run.snapshot_filter import (
+    NAME,
     SKIPPED_FOLDERS,
     SKIPPED_SUFFIXES,
     below,
     is_image,
     is_run_folder,
+    read_ignore,
 )
 from slurmddp.shared.units import human
 

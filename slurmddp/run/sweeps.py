@@ -31,7 +31,6 @@ class Sweep:
 
     @property
     def id(self) -> str:
-        """The sweep's id: the folder's name."""
         return self.folder.name
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slurmddp.run.start_notices import start_notices
+from slurmddp.run.rank_starts import start_notices
 from tests.helpers import typed
 
 from .harness import PATIENCE, ROOT, Run
@@ -183,7 +183,7 @@ def test_the_best_step_of_all(folder: Path) -> None:
 
 READS = """\
 import os, socket, sys, time
-from slurmddp.run.start_notices import start_notices
+from slurmddp.run.rank_starts import start_notices
 from slurmddp.runtime.observe.reads import Reads
 
 def found(since, action, until=float("inf")):

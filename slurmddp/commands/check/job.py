@@ -12,7 +12,7 @@ from slurmddp.errors import UserError
 from slurmddp.job.plan.model import Plan
 from slurmddp.launch.job_check.cluster import Cluster
 from slurmddp.launch.job_check.rule import RULES, Finding, Subject, check_job
-from slurmddp.launch.modules import module_file
+from slurmddp.launch.named_file import module_file
 from slurmddp.launch.prepare import Prepared
 from slurmddp.program.facts import Facts
 from slurmddp.program.read import read_program

@@ -126,7 +126,6 @@ class Bundle(NamedTuple):
     left_out: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it for --json."""
         files = [each._asdict() for each in self.files]
         return {"file": str(self.path), "size": self.size, "files": files, "left_out": list(self.left_out)}
 

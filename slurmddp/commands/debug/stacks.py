@@ -79,7 +79,6 @@ def _threads(lines: list[str]) -> list[list[str]]:
 
 
 def as_dict(attempt: int, ranks: list[RankStacks], missing: list[int]) -> dict[str, Any]:
-    """Return the stacks for --json. The keys are stable."""
     return {"attempt": attempt, "ranks": [asdict(each) for each in ranks], "missing": missing}
 
 

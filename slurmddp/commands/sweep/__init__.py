@@ -49,11 +49,9 @@ class PointRow(NamedTuple):
 
     @property
     def state(self) -> str:
-        """The state of the run."""
         return self.row.told["state"] if self.row else _NOT_SUBMITTED
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the point for --json. The keys are stable."""
         return {"name": self.name, "values": self.values, "state": self.state, "run": self.row and self.row.told}
 
 

@@ -50,7 +50,6 @@ class Point(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The point, in a message."""
         return " ".join(f"{key}={value}" for key, value in self.values.items())
 
 

@@ -58,7 +58,6 @@ class Finding:
     fix: str
 
     def as_dict(self) -> dict[str, str]:
-        """Return the finding for --json."""
         return {
             "rule": self.rule.id,
             "severity": self.severity,

@@ -13,8 +13,7 @@ from slurmddp.commands.app import app
 from slurmddp.records.submission import now as submitted_now
 from slurmddp.run import submission
 from slurmddp.run.gate import own
-from slurmddp.run.next_commands import next_commands
-from slurmddp.run.state import EXIT_CODES
+from slurmddp.run.state import EXIT_CODES, next_commands
 from tests.checkpoints import make_run
 from tests.helpers import Desk, Result, append_event
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.run.owner import shared_folder
+from slurmddp.run.create import shared_folder
 from slurmddp.supervisor.files import Files, Foreign
 from tests.helpers import ROOT, Desk, Result, change_code, make_code
 

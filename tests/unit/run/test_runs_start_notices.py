@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmddp.run.start_notices import start_notices
+from slurmddp.run.rank_starts import start_notices
 from tests.helpers import typed
 
 ZERO = {"event": "restarted", "how": "from zero", "step": 1, "before": 9, "lost": 9, "text": "began again"}

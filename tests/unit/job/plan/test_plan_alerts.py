@@ -9,7 +9,7 @@ import pytest
 from slurmddp.cluster.base import JobId
 from slurmddp.errors import UserError
 from slurmddp.job.alerts import KINDS
-from slurmddp.launch.watchdog import submit_watchdog
+from slurmddp.launch.submit import submit_watchdog
 from slurmddp.render.scripts import alert_files
 from slurmddp.run.gate import own
 from slurmddp.run.layout import RunFolder
