@@ -52,8 +52,7 @@ def _run_on_login_node() -> None:
 
     asked = remote.asked(words, environment)
     if asked is not None:
-        with terminal.Progress() as progress:
-            sys.exit(remote.run(asked, environment, options.say, progress.tell))
+        sys.exit(remote.run(asked, environment))
 
 
 def _say_error(text: str) -> None:

@@ -20,7 +20,6 @@ import typer
 from slurmddp.cluster.base import JobId
 from slurmddp.cluster.client import Slurm
 from slurmddp.commands import options as opt
-from slurmddp.commands.options import Json
 from slurmddp.commands.terminal import Progress
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.build_lock import holder
@@ -233,7 +232,7 @@ def build_image(
     ] = False,
     on_node: Annotated[bool, typer.Option("--on-node", help="Build in a batch job and follow its log")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the definition file; build nothing")] = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Build an image with Apptainer or Singularity. Skip the build if no input has changed."""
     cwd = Path.cwd()

@@ -9,7 +9,6 @@ import typer
 
 from slurmddp.api import look
 from slurmddp.commands import options as opt
-from slurmddp.commands.options import Json
 from slurmddp.commands.run_options import LAST, Run, Yes, confirm
 from slurmddp.launch.cancel import cancel_other_version, cancel_run, wait_for_job, wait_until_over
 from slurmddp.launch.find import find_any_version
@@ -23,7 +22,7 @@ def cancel(
     now: Annotated[bool, typer.Option("--now", help="Cancel at once, with no time to save")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has exited")] = False,
     yes: Yes = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Cancel a run. A bundled task saves a checkpoint first; a script of your own has some time to save, then gets
     SIGTERM. The job is not requeued."""

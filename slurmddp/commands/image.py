@@ -12,7 +12,6 @@ import typer
 from slurmddp.commands import options as opt
 from slurmddp.commands.help import App
 from slurmddp.commands.listed import BY_NAME
-from slurmddp.commands.options import Json
 from slurmddp.images.driver import check
 from slurmddp.images.inventory import Removable, Shelved, on_shelf, shelved
 from slurmddp.shared.units import human
@@ -114,14 +113,14 @@ def inspect(
         str | None, typer.Option(metavar="VERSION", help="Check whether the image runs with this NVIDIA driver")
     ] = None,
     gpu: Annotated[str | None, typer.Option(metavar="TYPE", help="GPU type for that check, such as h100")] = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Show what an image was built from and what it contains, as recorded in its lock file."""
     found = shelved(image)
     typer.echo(opt.json_text(as_dict(found)) if as_json else details(found, driver, gpu))
 
 
-def list_images(folder: Folder = Path("images"), as_json: Json = False) -> None:
+def list_images(folder: Folder = Path("images"), as_json: opt.Json = False) -> None:
     """List the images in a folder, newest first, and check each against its lock file."""
     found = on_shelf(folder)
     typer.echo(opt.json_text([as_dict(image) for image in found]) if as_json else table(found))

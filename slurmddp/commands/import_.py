@@ -10,7 +10,6 @@ import typer
 from slurmddp.commands import options as opt
 from slurmddp.commands.init import say_site
 from slurmddp.commands.new_file import write_new
-from slurmddp.commands.options import Json
 from slurmddp.commands.terminal import write_exactly
 from slurmddp.scripts.imports.write import import_script
 
@@ -21,7 +20,7 @@ def import_(
         Path | None, typer.Option("-o", "--output", metavar="JOB.yaml", help="File to write; default: stdout")
     ] = None,
     site: opt.Site = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Write the job file of a batch script. Comments in it list what was not imported. Exit codes: 0 the job file
     starts what the script starts, 1 something is missing in it, 2 slurmddp cannot run what is in the file."""

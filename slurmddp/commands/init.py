@@ -16,7 +16,6 @@ import typer
 
 from slurmddp.commands import options as opt
 from slurmddp.commands.new_file import write_new
-from slurmddp.commands.options import Json
 from slurmddp.container import runtime_named
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.base import is_sif
@@ -251,7 +250,7 @@ def init(
     script: Annotated[str | None, typer.Option(metavar="FILE", help="Train your own script")] = None,
     task: Annotated[str | None, typer.Option(metavar="lm|images", help="Train a bundled task")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: take the likeliest of what was found")] = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Write a commented job file from what is found here: the cluster, its partitions and GPUs, your training script,
     an image or the active Python environment. Asks at most three questions, on a terminal only. If no site profile

@@ -14,13 +14,15 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from slurmddp.commands import options as opt
 from slurmddp.commands.debug.port import forward, listen, say_address
 from slurmddp.commands.listed import BY_NAME, Listed
 from slurmddp.commands.new_file import write_new
+from slurmddp.commands.terminal import Progress
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.job.document import read_file
 from slurmddp.job.resolve import REMOTE_DIR
@@ -121,23 +123,15 @@ def asked(words: Sequence[str], environment: Mapping[str, str]) -> Asked | None:
     return Asked(host, given.get("--remote-dir"), rest)
 
 
-def run(
-    asked: Asked,
-    environment: Mapping[str, str],
-    say: Callable[[str], None],
-    tell: Callable[[str], None] = lambda doing: None,
-) -> int:
-    """Run the command on the login node; its exit code. tell: gets what is being done while it takes long.
-
-    Raises UserError, and ExternalError if a connection fails.
-    """
+def run(asked: Asked, environment: Mapping[str, str]) -> int:
+    """Run the command on the login node; its exit code. Raises UserError, and ExternalError if a connection fails."""
     command = asked.words[0]
     login = _Login(asked.host, _sockets(environment), *_folder(asked.remote_dir, environment))
     known = _listed(command)
     copies = known.host == "copy"
-    found = _surveyed(asked.words, say) if copies else None
+    project = _surveyed(asked.words) if copies else None
     login.connect()
-    if found is not None and (code := _copy(login, found, say, tell)):
+    if project is not None and (code := _copy(login, project)):
         return code
     again = "runs" if copies or known.submits else shlex.join(asked.words)
     lost = (
@@ -146,7 +140,7 @@ def run(
     )
     if command == "report":
         return _report(login, asked.words[1:], lost)
-    if asked.words[:2] == ["debug", "port"] and _forward(login, asked.words[2:], say):
+    if asked.words[:2] == ["debug", "port"] and _forward(login, asked.words[2:]):
         return 0
     mode = "submit" if known.submits else "run"
     checked = "" if copies else version()
@@ -234,27 +228,27 @@ class _Login(NamedTuple):
             )
 
 
-def _surveyed(words: Sequence[str], say: Callable[[str], None]) -> Survey:
+def _surveyed(words: Sequence[str]) -> Survey:
     """Return what a snapshot of the current folder would copy. Raises UserError."""
     try:
-        found = survey(Path.cwd(), limit=_LIMIT)
+        project = survey(Path.cwd(), limit=_LIMIT)
     except UserError as error:
         todo = "start in the folder of your project, or let its .gitignore name what is no code"
         raise UserError(error.what, where="--host", todo=todo) from None
-    for warning in found.warnings:
-        say(labelled("warning", warning))
-    names = {item.relative for item in found.items}
+    for warning in project.warnings:
+        opt.say(labelled("warning", warning))
+    names = {item.relative for item in project.items}
     for word in words:
         if word.endswith((".yaml", ".yml", ".py")) and os.path.isfile(word) and os.path.relpath(word) not in names:
-            say(labelled("warning", f"{word} is not copied: git ignores it, or it is outside of this folder"))
-    return found
+            opt.say(labelled("warning", f"{word} is not copied: git ignores it, or it is outside of this folder"))
+    return project
 
 
-def _copy(login: _Login, found: Survey, say: Callable[[str], None], tell: Callable[[str], None]) -> int:
+def _copy(login: _Login, project: Survey) -> int:
     """Copy the project, and remove there what was copied before and is gone here. Return the exit code."""
-    names = {item.relative for item in found.items}
+    names = {item.relative for item in project.items}
     with tempfile.TemporaryDirectory(prefix="slurmddp-") as temporary:
-        copy_project(found, Path(temporary))
+        copy_project(project, Path(temporary))
         listed = b"".join(sorted(os.fsencode(name) + b"\0" for name in names))
         done = login.session("copy", (), version(), _NOT_COPIED, text=listed)
         if done.returncode:
@@ -262,12 +256,11 @@ def _copy(login: _Login, found: Survey, say: Callable[[str], None], tell: Callab
         folder = os.fsdecode(done.stdout.rpartition(b"\0")[2])
         if not folder.startswith("/"):
             raise ExternalError(f"{login.host} did not say where the copy of the project goes: {_NOT_COPIED}")
-        tell(f"copying {len(names)} {'file' if len(names) == 1 else 'files'} ({human(found.size)}) to {login.host}")
-        try:
+        with Progress() as progress:
+            files = "file" if len(names) == 1 else "files"
+            progress.tell(f"copying {len(names)} {files} ({human(project.size)}) to {login.host}")
             login.rsync(temporary, folder)
-        finally:
-            tell("")
-    say(f"copied  {len(names)} files ({human(found.size)}) to {login.host}:{folder}")
+    opt.say(f"copied  {len(names)} files ({human(project.size)}) to {login.host}:{folder}")
     return 0
 
 
@@ -279,18 +272,18 @@ def _report(login: _Login, words: Sequence[str], lost: str) -> int:
     ours, rest = parser.parse_known_args(words)
     done = login.session("report", ["report", *rest], version(), lost)
     if done.returncode == 0:
-        found = _REPORT.fullmatch(done.stdout)
-        if not found:  # a name of its choice would be a file of its choice
+        page = _REPORT.fullmatch(done.stdout)
+        if not page:  # a name of its choice would be a file of its choice
             raise ExternalError(f"{login.host} sent no report\n  -> is slurmddp there as new as here?")
-        html, path = found["html"], Path(ours.output or "")
-        path = path / found["name"].decode() if path.is_dir() else path
+        html, path = page["html"], Path(ours.output or "")
+        path = path / page["name"].decode() if path.is_dir() else path
         todo = "choose another name with -o, or add --force"
         write_new(path, html.decode("utf-8", errors="surrogateescape"), force=ours.force, todo=todo)
         print(path)
     return done.returncode
 
 
-def _forward(login: _Login, words: Sequence[str], say: Callable[[str], None]) -> bool:
+def _forward(login: _Login, words: Sequence[str]) -> bool:
     """Accept connections here; the command there is the stream to the job's node. False if its words are wrong."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("run", "port"):
@@ -304,7 +297,7 @@ def _forward(login: _Login, words: Sequence[str], say: Callable[[str], None]) ->
     accepts = listen(int(port))
     node = ("--node", ours.node) if ours.node else ()
     there = login.command("run", ["debug", "port", ours.run, ours.port, *node, "--stdio"], version())
-    forward(accepts, there, None, lambda: say_address(accepts, say))
+    forward(accepts, there, None, lambda: say_address(accepts))
     return True
 
 
@@ -316,9 +309,9 @@ def _folder(given: str | None, environment: Mapping[str, str]) -> tuple[str, str
         if REMOTE_DIR in document.tree:
             parent, where = str(document.tree[REMOTE_DIR]), f"{path}: {REMOTE_DIR}"
     parent = _DEFAULT_PARENT if parent is None else parent
-    found = _FOLDER.fullmatch(parent)
-    variable, rest = (found["name"] or found["braced"] or "HOME", found["rest"]) if found else ("", parent)
-    if not found and not parent.startswith("/"):
+    below = _FOLDER.fullmatch(parent)
+    variable, rest = (below["name"] or below["braced"] or "HOME", below["rest"]) if below else ("", parent)
+    if not below and not parent.startswith("/"):
         variable, rest = "HOME", f"/{parent}"
     if not parent or not _PLAIN.fullmatch(rest):
         raise UserError(

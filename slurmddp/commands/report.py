@@ -11,7 +11,6 @@ import typer
 
 from slurmddp.commands import options as opt
 from slurmddp.commands.new_file import write_new
-from slurmddp.commands.options import Json
 from slurmddp.commands.run_options import LAST, Run
 from slurmddp.errors import UserError
 from slurmddp.launch.find import find_run
@@ -61,7 +60,7 @@ def report(
         str | None, typer.Option(metavar="RUN2", help="Second run, to compare with", autocompletion=opt.run_names)
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists")] = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Write an HTML file about a run: curves, where its time went, faults, network, configuration."""
     folders = [find_run(name, os.environ) for name in (run, compare) if name is not None]

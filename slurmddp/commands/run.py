@@ -1,4 +1,4 @@
-"""Follow the logs of a job in the foreground, and cancel the run when the following ends."""
+"""run: a job in the foreground, its logs followed; the run is cancelled when the following ends."""
 
 from __future__ import annotations
 
@@ -54,10 +54,9 @@ class Foreground:
     they interrupt. Open it before the job starts. A signal that is ignored (nohup) stays ignored.
     """
 
-    def __init__(self, folder: OwnRun, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: OwnRun) -> None:
         self.requests = 0
         self._folder = folder
-        self._say = say
         self._said = 0
         self._child: subprocess.Popen[bytes] | None = None
         self._terminate = False
@@ -157,18 +156,12 @@ class Foreground:
 
     def _tell(self, text: str) -> None:
         with contextlib.suppress(OSError):  # stderr may be what nobody reads
-            self._say(text)
+            opt.say(text)
 
 
-def run_foreground(
-    prepared: Prepared,
-    show: Callable[[bytes], None] | None,
-    say: Callable[[str], None],
-    tell: Callable[[str], None] = lambda doing: None,
-) -> tuple[int, RunFolder]:
+def run_foreground(prepared: Prepared, *, quiet: bool) -> tuple[int, RunFolder]:
     """Run job.sh as a child and follow its logs to its end. Whatever ends the following cancels the run.
 
-    show: gets the lines of the logs, None for none of them; tell: what is being done before the job starts.
     Returns the exit code of `status` if the run was cancelled, else that of job.sh; and the run.
     Raises UserError where a Slurm site's job is asked for outside of any allocation.
     """
@@ -182,29 +175,33 @@ def run_foreground(
     refuse_problems(prepared)
     files = files_before(prepared)
     warnings = job_warnings(prepared, files)
-    folder = make_run_folder(prepared, warnings, files=files, tell=tell)
+    with Progress() as progress:
+        folder = make_run_folder(prepared, warnings, files=files, tell=progress.tell)
     try:
         warnings += continue_run(prepared, folder)
     except UserError:
         discard(folder)
         raise
     command = ("bash", str(folder.job_sh), str(folder.path))
-    with Foreground(folder, say) as job:
+    with Foreground(folder) as job:
         pid = job.start(command, plan.runs_root)
         if plan.site.queues and outer is not None:
             record(folder, outer, "allocation", command, warnings)
         else:
             record(folder, str(job_id_of(pid)), "local", command, warnings)
         for warning in warnings:
-            say(labelled("warning", warning))
-        say(f"site    {plan.site.name} ({prepared.resolved.site_from})\n{_where(prepared, outer)}")
+            opt.say(labelled("warning", warning))
+        opt.say(f"site    {plan.site.name} ({prepared.resolved.site_from})\n{_where(prepared, outer)}")
         if plan.program.own:
-            say(f"in      {workdir_in(plan, folder.path)}")
-        say(f"run     {folder.id}\nfolder  {folder.path}")
-        code = job.follow(show or (lambda _line: None))
+            opt.say(f"in      {workdir_in(plan, folder.path)}")
+        opt.say(f"run     {folder.id}\nfolder  {folder.path}")
+        code = job.follow((lambda line: None) if quiet else write_line)
     if code == 0 or job.requests:
         return judge(None, evidence(folder)).exit_code, folder
-    _tell_cause(folder, say)
+    # After torchrun's long traceback: why it failed, and which command shows more.
+    if (cause := find_cause(folder, evidence(folder).attempt)) is not None:
+        opt.say(f"failed: {one_line(cause.line_with_log())}")
+    opt.say(f"more: slurmddp status {folder.id}")
     return code, folder
 
 
@@ -219,14 +216,6 @@ def _where(prepared: Prepared, outer: str | None) -> str:
         return f"uses    the allocation of Slurm job {outer}: {count} node{'s' * (count > 1)}{each} per node"
     beside = f"; Slurm job {outer}, in which this shell is, has nodes that it does not use" if outer else ""
     return f"uses    this machine{each}{beside}"
-
-
-def _tell_cause(folder: RunFolder, say: Callable[[str], None]) -> None:
-    """Print why the run failed, and which command shows more, after torchrun's long traceback."""
-    cause = find_cause(folder, evidence(folder).attempt)
-    if cause is not None:
-        say(f"failed: {one_line(cause.line_with_log())}")
-    say(f"more: slurmddp status {folder.id}")
 
 
 @opt.job_command(without=opt.OF_SUBMISSION)
@@ -248,8 +237,7 @@ def run(
     opt.show_notes(prepared)
 
     try:
-        with Progress() as progress:
-            code, folder = run_foreground(prepared, None if quiet or as_json else write_line, opt.say, progress.tell)
+        code, folder = run_foreground(prepared, quiet=quiet or as_json)
         if as_json:
             typer.echo(opt.json_text({**look(folder).as_dict(), "exit_code": code}))
     except BrokenPipeError:

@@ -15,13 +15,12 @@ import typer
 
 from slurmddp.commands import options as opt
 from slurmddp.commands.alert import send_waiting
-from slurmddp.commands.options import Json
 from slurmddp.errors import UserError
-from slurmddp.launch.find import known_roots, known_runs
+from slurmddp.launch.find import known_runs
 from slurmddp.launch.requeue_hold import release_hold
 from slurmddp.report.progress import span, waits_text
 from slurmddp.report.status import RunStatus, status_of, styled_state
-from slurmddp.run import index, manifest, sweeps
+from slurmddp.run import manifest, sweeps
 from slurmddp.run.evidence import evidence_of
 from slurmddp.run.index import Entry
 from slurmddp.run.layout import RunFolder
@@ -42,46 +41,18 @@ class Row(NamedTuple):
     status: RunStatus | None = None
 
 
-class Wanted(NamedTuple):
-    """Which runs to list: the newest `limit` of those that pass; empty and None pass everything."""
-
-    limit: int
-    states: frozenset[str] = frozenset()
-    site: str | None = None
-    since: datetime | None = None
-    sweep: Path | None = None
-
-    @classmethod
-    def asked(
-        cls, limit: int, states: Iterable[str], site: str | None, since: str | None, sweep: Path | None = None
-    ) -> Wanted:
-        return cls(limit, checked_states(states), site, None if since is None else moment("--since", since), sweep)
-
-    def entries(self, known: Iterable[Entry]) -> list[Entry]:
-        """Return the entries that may be listed, the newest first; the states of all are not known yet."""
-        passed = (
-            entry
-            for entry in known
-            if self.site in (None, entry.site)
-            and (self.since is None or entry.when >= self.since)
-            and self.sweep in (None, entry.folder.path.parent)
-        )
-        return list(passed if self.states else islice(passed, self.limit))
-
-
 def checked_states(states: Iterable[str]) -> frozenset[str]:
     """Return the values of --state. Raises UserError for one that no run can have."""
-    found = frozenset(states)
-    if unknown := sorted(found - set(EXIT_CODES)):
+    if unknown := sorted(set(states) - set(EXIT_CODES)):
         raise UserError(f"--state {unknown[0]!r} is not a state", todo=f"states: {', '.join(EXIT_CODES)}")
-    return found
+    return frozenset(states)
 
 
 def moment(option: str, text: str) -> datetime:
     """Return the time that `12h`, `7d` or a date means, the value of an option. Raises UserError."""
-    if (found := re.fullmatch(r"([0-9]{1,5})([mhdw])", text)) is not None:
-        unit = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}[found[2]]
-        return datetime.now().astimezone() - timedelta(**{unit: int(found[1])})
+    if (ago := re.fullmatch(r"([0-9]{1,5})([mhdw])", text)) is not None:
+        unit = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}[ago[2]]
+        return datetime.now().astimezone() - timedelta(**{unit: int(ago[1])})
     try:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
@@ -90,26 +61,13 @@ def moment(option: str, text: str) -> datetime:
         ) from None
 
 
-def list_runs(wanted: Wanted, roots: Callable[[], Iterable[Path]], say: Callable[[str], None]) -> list[Row]:
-    """Return runs, oldest first. roots: where to look when the index is empty.
-
-    Raises UserError for a site that neither a run nor a profile has.
-    """
-    known = index.entries() or index.rebuild(roots())
-    if wanted.site and not any(entry.site == wanted.site for entry in known):
-        wanted = wanted._replace(site=Catalogue(os.environ).load(wanted.site)[0].name)  # a site file, or a mistake
-    rows = rows_of(wanted.entries(known), say)
-    passed = [row for row in rows if not wanted.states or row.told["state"] in wanted.states]
-    return passed[: wanted.limit][::-1]
-
-
 def rows_of(entries: Sequence[Entry], say: Callable[[str], None]) -> list[Row]:
     """Return these runs, asking each scheduler once for all that are not over.
 
     Runs that are over are not read again: see `Summaries`.
     """
     summaries = Summaries()
-    told = {entry.path: found for entry in entries if (found := summaries.of(entry.folder)) is not None}
+    told = {entry.path: known for entry in entries if (known := summaries.of(entry.folder)) is not None}
     fresh = _statuses([entry.folder for entry in entries if entry.path not in told], say)
     for path, status in fresh.items():
         told[str(path)] = status.as_dict()
@@ -140,15 +98,15 @@ def _statuses(folders: Sequence[RunFolder], say: Callable[[str], None]) -> dict[
     }
 
 
-def runs_table(found: Sequence[Row]) -> str:
+def runs_table(listed: Sequence[Row]) -> str:
     """Return one line per run, and one more for a run that waits: why, and when it should start."""
-    if not found:
+    if not listed:
         return "no runs"
     now = time.time()
     rows: list[tuple[str, ...]] = [("RUN", "SITE", "STATE", "STEP", "AGE", "TIME", "NODES")]
-    rows += [told_cells(row.told, now) for row in found]
+    rows += [told_cells(row.told, now) for row in listed]
     lines = []
-    for line, row in zip(columns(rows, left=3), (None, *found), strict=True):
+    for line, row in zip(columns(rows, left=3), (None, *listed), strict=True):
         lines.append(line)
         if row and (waits := row.told["waits"]):
             lines.append(f"  waits: {waits_text(waits['reason'], row.told['expected_start'])}")
@@ -202,14 +160,26 @@ def runs(
     sweep: Annotated[
         str | None, typer.Option(metavar="SWEEP", help="Only runs of this sweep: its id, its folder, or last")
     ] = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """List your runs, newest last. Says why a pending run waits, and when it should start."""
     folder = find_sweep(sweep).folder if sweep is not None else None
-    wanted = Wanted.asked(limit, state or (), site, since, folder)
-    found = list_runs(wanted, lambda: known_roots(os.environ), opt.say)
-    look_after(found)
-    typer.echo(opt.json_text([row.told for row in found]) if as_json else runs_table(found))
+    states = checked_states(state or ())
+    submitted = None if since is None else moment("--since", since)
+    known = known_runs(os.environ)
+    if site and not any(entry.site == site for entry in known):
+        site = Catalogue(os.environ).load(site)[0].name  # a site file, or a mistake
+    passed = (
+        entry
+        for entry in known
+        if site in (None, entry.site)
+        and (submitted is None or entry.when >= submitted)
+        and folder in (None, entry.folder.path.parent)
+    )
+    rows = rows_of(list(passed if states else islice(passed, limit)), opt.say)
+    listed = [row for row in rows if not states or row.told["state"] in states][:limit][::-1]
+    look_after(listed)
+    opt.show(as_json, [row.told for row in listed], runs_table(listed))
 
 
 def find_sweep(text: str) -> Sweep:

@@ -17,7 +17,6 @@ from slurmddp.api import look
 from slurmddp.commands import options as opt
 from slurmddp.commands.alert import send_waiting
 from slurmddp.commands.logs import ASK_EVERY
-from slurmddp.commands.options import Json
 from slurmddp.commands.run_options import LAST, Run
 from slurmddp.commands.terminal import Screen, shows_blocks
 from slurmddp.errors import UserError
@@ -150,7 +149,7 @@ def status(
     run: Run = LAST,
     watch: Annotated[bool, typer.Option("--watch", help="Show it live, with curves, until the run is over")] = False,
     time: Annotated[bool, typer.Option("--time", help="Show where the run's time went, to the second")] = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
     prometheus: Annotated[
         bool, typer.Option("--prometheus", help="Print metrics for Prometheus's textfile collector")
     ] = False,

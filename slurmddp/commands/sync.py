@@ -7,7 +7,6 @@ import typer
 
 from slurmddp.api import ASK_EVERY, await_event, look
 from slurmddp.commands import options as opt
-from slurmddp.commands.options import Json
 from slurmddp.commands.run_options import LAST, Run
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ def sync(
     ],
     run: Run = LAST,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Continue until the run is over")] = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Send the metrics of a run to a tracker, from this machine. Sends only what is new."""
     from slurmddp.launch.find import find_own_run

@@ -20,8 +20,6 @@ from typing import Any
 
 from slurmddp.errors import UserError
 from slurmddp.records.events import Event, Facts
-from slurmddp.run.events import append_line
-from slurmddp.run.layout import RunFolder
 from slurmddp.records.owners import written_by_others
 from slurmddp.run.events import append_line
 from slurmddp.run.layout import RunFolder

@@ -20,7 +20,6 @@ from slurmddp.api import look
 from slurmddp.cluster.client import ask
 from slurmddp.commands import options as opt
 from slurmddp.commands.doctor import examine, lines
-from slurmddp.commands.options import Json
 from slurmddp.commands.run_options import LAST, Run
 from slurmddp.commands.terminal import Progress
 from slurmddp.container import SIF_PROGRAMS
@@ -270,7 +269,7 @@ def bundle(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="File to write  [default: RUN-bundle.tar.gz]")
     ] = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Pack what support needs to know of a run, without secrets: records, scripts, the ends of its logs, doctor's
     answer, versions, and what Slurm says. At most 8 MiB; look through it before you send it."""

@@ -83,11 +83,11 @@ def forward(
         _end(process)
 
 
-def say_address(accepts: socket.socket, say: Callable[[str], None]) -> None:
+def say_address(accepts: socket.socket) -> None:
     """Say where the port is on this machine."""
-    say(f"http://127.0.0.1:{accepts.getsockname()[1]} leads to the node; Ctrl-C ends it")
+    opt.say(f"http://127.0.0.1:{accepts.getsockname()[1]} leads to the node; Ctrl-C ends it")
     if not _CHECKS:
-        say("note: this system does not show who connects, so other users of this machine can use the port, too")
+        opt.say("note: this system does not show who connects, so other users of this machine can use the port, too")
 
 
 def _serve(accepts: socket.socket, stream: relay.Stream, begun: Callable[[], None]) -> None:
@@ -137,4 +137,4 @@ def port(
     if stdio:  # the end of `slurmddp --host ... debug port` on the login node
         become(words, environment)
     accepts = listen(local_port or number)
-    forward(accepts, words, environment, lambda: say_address(accepts, opt.say))
+    forward(accepts, words, environment, lambda: say_address(accepts))

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from slurmddp.commands import options as opt
-from slurmddp.commands.options import Json
 from slurmddp.commands.run_options import LAST, Run
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.launch.find import find_own_run
@@ -80,7 +79,7 @@ def profile(
     run: Run = LAST,
     steps: Annotated[int, typer.Option(metavar="N", help="Steps to profile", min=1, max=1000)] = 5,
     all_ranks: Annotated[bool, typer.Option("--all-ranks", help="Profile all ranks, not only rank 0")] = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Profile some steps of a running job with torch.profiler, without a restart."""
     folder = find_own_run(run, os.environ, to="look into its job")

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from slurmddp.commands import options as opt
-from slurmddp.commands.options import Json
 from slurmddp.commands.run_options import LAST, Run
 from slurmddp.errors import ExternalError
 from slurmddp.launch.find import find_own_run
@@ -119,7 +118,7 @@ def _ranks(numbers: list[int]) -> str:
 def stacks(
     run: Run = LAST,
     node: Annotated[str | None, typer.Option(metavar="NAME", help="Only the ranks of this node")] = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Show the Python stack of each rank of a running job. Ranks with the same stack are one group."""
     folder = find_own_run(run, os.environ, to="look into its job")

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import pytest
 
 from slurmddp.commands.doctor import lines
-from slurmddp.doctor.budget import Budget
 from slurmddp.doctor.diagnose import Diagnosis, Examination
 from slurmddp.doctor.lines import Budget
 from slurmddp.doctor.rules import catalogue
