@@ -347,7 +347,7 @@ def submit_watchdog(plan: Plan, folder: OwnRun, job_id: JobId) -> str | None:
     """
     if plan.watchdog is None:
         return None
-    asked = plan.watchdog.sbatch  # the script passes them on to the next one
+    asked = plan.watchdog  # the script passes them on to the next one
     cluster = [f"--clusters={job_id.cluster}"] if job_id.cluster else []
     options = [*asked, "--open-mode=append", f"--dependency=afterany:{job_id.id}", *cluster]
     python = python_of_submit()

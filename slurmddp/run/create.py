@@ -15,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 
 from slurmddp.errors import UserError
+from slurmddp.records.owners import written_by_others
 from slurmddp.run import git
 from slurmddp.run.layout import RunFolder
-from slurmddp.shared.beneath import written_by_others
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _TRIES = 100

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmddp.errors import UserError
-from slurmddp.images.globs import expression
+from slurmddp.images.context.ignore import expression
 from slurmddp.shared.files import read_json
 
 SKIPPED_FOLDERS = frozenset({".git", "__pycache__", ".venv", "venv", "node_modules", ".cache"})
