@@ -86,11 +86,7 @@ class Trace:
 
     def sources(self, unit: Unit, node: ast.expr) -> list[tuple[Unit, ast.expr]]:
         """Return the expressions from which a name or attribute gets its value: arguments of callers, assignments."""
-        if (
-            isinstance(node, ast.Name)
-            and unit.node is not None
-            and (found := self._arguments(unit, node.id)) is not None
-        ):
+        if isinstance(node, ast.Name) and (found := self._arguments(unit, node.id)) is not None:
             return found
         key = chain(node)
         here = [(unit, value) for target, value, _ in unit.assigns if key and chain(target) == key]
@@ -105,21 +101,16 @@ class Trace:
 
     def _arguments(self, unit: Unit, name: str) -> list[tuple[Unit, ast.expr]] | None:
         """Return what callers pass for a parameter, and its default; None if it is no parameter."""
-        args = unit.node.args  # type: ignore[union-attr]
-        places = [arg.arg for arg in [*args.posonlyargs, *args.args]]
-        only = [arg.arg for arg in args.kwonlyargs]
-        if name not in places and name not in only:
+        if (args := getattr(unit.node, "args", None)) is None:
             return None
-        found: list[tuple[Unit, ast.expr]] = []
+        places = [arg.arg for arg in (*args.posonlyargs, *args.args)]
+        if name not in {*places, *(arg.arg for arg in args.kwonlyargs)}:
+            return None
         defaults = dict(zip(reversed(places), reversed(args.defaults), strict=False))
-        defaults |= {key: value for key, value in zip(only, args.kw_defaults, strict=True) if value is not None}
-        if name in defaults:
-            found.append((unit, defaults[name]))
+        defaults |= {arg.arg: value for arg, value in zip(args.kwonlyargs, args.kw_defaults, strict=True) if value}
         position = places.index(name) - (1 if unit.of else 0) if name in places else None
-        for event in self._calls_of(unit):
-            if (value := event.argument(name, position)) is not None:
-                found.append((event.unit, value))
-        return found
+        passed = [(event.unit, event.argument(name, position)) for event in self._calls_of(unit)]
+        return [(of, value) for of, value in ((unit, defaults.get(name)), *passed) if value is not None]
 
     def _calls_of(self, unit: Unit) -> list[Event]:
         called = f".{unit.name}" if unit.of and unit.name != "__init__" else unit.of or unit.name
@@ -164,14 +155,9 @@ class Trace:
 
     def returned(self, names: set[str]) -> list[tuple[Unit, ast.expr]]:
         """Return what local functions of these names return."""
-        found: list[tuple[Unit, ast.expr]] = []
-        for name in names:
-            for unit in self._functions.get(name, ()):
-                nodes = ast.walk(unit.node) if unit.node is not None else ()
-                found += [
-                    (unit, each.value) for each in nodes if isinstance(each, ast.Return) and each.value is not None
-                ]
-        return found[:4]
+        units = (unit for name in names for unit in self._functions.get(name, ()) if unit.node is not None)
+        nodes = ((unit, each) for unit in units for each in ast.walk(unit.node or unit.source.tree))
+        return [(unit, n.value) for unit, n in nodes if isinstance(n, ast.Return) and n.value is not None][:4]
 
     def origin(self, unit: Unit, node: ast.expr) -> Origin:
         """Follow an expression to all that it comes from."""
@@ -273,9 +259,7 @@ class Trace:
             sides = [self.texts(unit, side, depth + 1) for side in (node.left, node.right)]
             return _product(sides, between)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
-            return {
-                re.sub(r"%[-\d.]*[sdifgex]", "*", each) if each else None for each in self.texts(unit, node.left, depth)
-            }
+            return {each and re.sub(r"%[-\d.]*[sdifgex]", "*", each) for each in self.texts(unit, node.left, depth)}
         if isinstance(node, (ast.List, ast.Tuple)) and node.elts:
             return set().union(*(self.texts(unit, each, depth + 1) for each in node.elts[:8]))
         if isinstance(node, ast.IfExp):
@@ -299,30 +283,25 @@ class Trace:
         if names & _PARTS and node.args:
             return _product([self.texts(unit, each, depth + 1) for each in node.args], "/")
         if isinstance(node.func, ast.Attribute) and node.func.attr == "format":
-            return {
-                re.sub(r"\{[^}]*\}", "*", each) if each else None for each in self.texts(unit, node.func.value, depth)
-            }
+            return {each and re.sub(r"\{[^}]*\}", "*", each) for each in self.texts(unit, node.func.value, depth)}
         return {None}
 
 
 def _product(parts: list[set[str | None]], between: str) -> set[str | None]:
     found: set[str | None] = {""}
     for index, part in enumerate(parts):
-        joined: set[str | None] = set()
-        for head in found:
-            for tail in list(part)[:4]:
-                if tail is None and index == 0:
-                    joined.add(None)
-                elif head is not None:
-                    text = "*" if tail is None else tail
-                    absolute = between == "/" and text.startswith("/")
-                    joined.add(
-                        text if absolute or not head else f"{head.rstrip('/') if between else head}{between}{text}"
-                    )
-                else:
-                    joined.add(None)
-        found = set(list(joined)[:8])
+        pairs = ((head, tail) for head in found for tail in sorted(part, key=str)[:4])
+        found = set(sorted({_joined(head, tail, between, first=index == 0) for head, tail in pairs}, key=str)[:8])
     return found
+
+
+def _joined(head: str | None, tail: str | None, between: str, *, first: bool) -> str | None:
+    if head is None or (tail is None and first):
+        return None
+    text = "*" if tail is None else tail
+    if not head or (between == "/" and text.startswith("/")):
+        return text
+    return f"{head.rstrip('/') if between else head}{between}{text}"
 
 
 def _parameters(unit: Unit) -> Iterator[Option]:

@@ -179,9 +179,8 @@ class Program:
                 return
             classes.add(name)
             for source, node in self.classes[name]:
-                hooked = any(
-                    _HOOKED.search(each) for base in node.bases for each in self.names.dotted(source.module, base)
-                )
+                bases = (name for base in node.bases for name in self.names.dotted(source.module, base))
+                hooked = any(map(_HOOKED.search, bases))
                 for method in [unit for unit in self._members.get(name, ()) if unit.source is source]:
                     special = method.name.startswith("__") or method.name == "forward" or hooked
                     if special or method.name in attributes:
@@ -316,12 +315,7 @@ def _is_number_of_rank(value: ast.AST) -> bool:
 
 
 def _is_main(test: ast.expr) -> bool:
-    return (
-        isinstance(test, ast.Compare)
-        and isinstance(test.left, ast.Name)
-        and test.left.id == "__name__"
-        and isinstance(test.ops[0], ast.Eq)
-    )
+    return isinstance(test, ast.Compare) and chain(test.left) == "__name__" and isinstance(test.ops[0], ast.Eq)
 
 
 def _is_exit(node: ast.stmt) -> bool:
