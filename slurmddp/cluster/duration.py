@@ -33,3 +33,11 @@ def seconds_of(text: str) -> int | None:
     hours = part["days"] * 24 + part["day_hours"] + part["hours"]
     minutes = part["day_minutes"] + part["hour_minutes"] + part["minutes"]
     return hours * 3600 + minutes * 60 + part["day_seconds"] + part["hour_seconds"] + part["minute_seconds"]
+
+
+def limit_of(text: str | None) -> int | None:
+    """Return seconds of a time limit that Slurm prints; None for no limit, and for words (Partition_Limit, NONE)."""
+    try:
+        return seconds_of(text or "")
+    except ValueError:
+        return None

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from slurmddp.cluster.base import JobId, JobView
-from slurmddp.cluster.duration import seconds_of
+from slurmddp.cluster.duration import limit_of
 from slurmddp.cluster.states import base_state
 from slurmddp.errors import ExternalError
 
@@ -147,7 +147,7 @@ def _view(source: str, state: str, field: Mapping[str, str], restarts: int | Non
         nodes=_known(field.get("NodeList")) or "",
         start=_known(field.get("StartTime")),
         end=_known(field.get("EndTime")),
-        time_limit=_limit(field.get("TimeLimit")),
+        time_limit=limit_of(field.get("TimeLimit")),
         source=source,
     )
 
@@ -178,14 +178,6 @@ def _known(value: str | None) -> str | None:
 
 def _number(value: str | None) -> int | None:
     return int(value) if value and value.isdecimal() else None
-
-
-def _limit(value: str | None) -> int | None:
-    """Seconds, or None for no limit and for Slurm's words (Partition_Limit, INVALID, NOT_SET)."""
-    try:
-        return seconds_of(value or "")
-    except ValueError:
-        return None  # a word and no time: nothing is known, and callers show nothing
 
 
 def _exit(value: str) -> tuple[int | None, int | None]:

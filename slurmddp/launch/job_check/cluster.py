@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from slurmddp.cluster import describe
 from slurmddp.cluster.client import Answer, ask
-from slurmddp.cluster.duration import seconds_of
+from slurmddp.cluster.duration import limit_of
 from slurmddp.cluster.parse import is_unreachable
 from slurmddp.errors import ExternalError
 
@@ -124,7 +124,7 @@ class Cluster:
         """Return the longest time of each QOS in seconds; None for no limit."""
         text = self._say("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=Name,MaxWall") or ""
         rows = (line.split("|") for line in text.splitlines() if line.count("|") == 1)
-        return {name: seconds(wall) for name, wall in rows}
+        return {name: limit_of(wall) for name, wall in rows}
 
     def trial(self, options: Sequence[str]) -> Trial | None:
         """Return what `sbatch --test-only` says of a job with these options. Nothing is submitted."""
@@ -184,14 +184,6 @@ def _capped(number: int, most: str | None) -> int:
 def limit(text: str | None) -> int | None:
     """Return a number that Slurm prints for a limit; None for UNLIMITED, or where there is none."""
     return int(text) if text and text.isdigit() else None
-
-
-def seconds(text: str | None) -> int | None:
-    """Return a time limit that Slurm prints, in seconds; None for no limit."""
-    try:
-        return seconds_of(text or "")
-    except ValueError:  # empty, NONE, or a form of a later version
-        return None
 
 
 def _number(text: str) -> int:

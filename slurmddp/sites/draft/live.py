@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 from slurmddp.cluster.client import ask
 from slurmddp.cluster.describe import Node
+from slurmddp.cluster.duration import limit_of
 from slurmddp.container import SIF_PROGRAMS
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.job.types import is_name
-from slurmddp.launch.job_check.cluster import Cluster, seconds
+from slurmddp.launch.job_check.cluster import Cluster
 
 PARTITION = "scontrol show partition"
 #: Modules that a profile may load: container runtimes, and what brings them, or the GPUs' libraries.
@@ -105,7 +106,7 @@ class Live(NamedTuple):
 
     def max_time(self, row: Mapping[str, str]) -> tuple[int | None, str]:
         """Return the partition's limit in seconds, or that of its QOS if it is lower, and the command that told it."""
-        limits = [(seconds(row.get("MaxTime")), PARTITION)]
+        limits = [(limit_of(row.get("MaxTime")), PARTITION)]
         if row.get("QoS", "N/A") not in ("N/A", "(null)"):
             limits.append((self.cluster.qos_limits.get(row["QoS"]), f"sacctmgr show qos {row['QoS']}"))
         known = [(wall, why) for wall, why in limits if wall]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from slurmddp.cluster.duration import limit_of
 from slurmddp.job.plan.layout import partition_of
 from slurmddp.job.plan.model import Plan
 from slurmddp.job.types import memory, slurm_time
-from slurmddp.launch.job_check.cluster import limit, seconds
+from slurmddp.launch.job_check.cluster import limit
 from slurmddp.launch.job_check.rule import Hit, Subject, rule
 
 _SCONTROL = "https://slurm.schedmd.com/scontrol.html#SECTION_PARTITIONS---SPECIFICATIONS-FOR-SHOW-COMMAND"
@@ -71,7 +72,7 @@ def partition_limit(subject: Subject) -> Iterator[Hit]:
     row, plan = _partition(subject), subject.prepared.plan
     if row is None:
         return
-    name, most = row["PartitionName"], seconds(row.get("MaxTime"))
+    name, most = row["PartitionName"], limit_of(row.get("MaxTime"))
     if plan.job.resources.time and most and plan.job.resources.time > most:
         told = (
             f"the time limit {slurm_time(plan.job.resources.time)} is above the {slurm_time(most)} of partition {name}"
@@ -93,7 +94,7 @@ def partition_limit(subject: Subject) -> Iterator[Hit]:
 )
 def time_default(subject: Subject) -> Iterator[Hit]:
     row = _partition(subject)
-    default = seconds(row.get("DefaultTime")) if row else None
+    default = limit_of(row.get("DefaultTime")) if row else None
     if row and default and not subject.prepared.plan.job.resources.time:
         told = f"no time limit is set: partition {row['PartitionName']} ends the job after {slurm_time(default)}"
         yield Hit(subject.where("resources.time"), told)
