@@ -28,35 +28,35 @@ _TRACEBACK = 30
 _FOLLOWED = 6
 
 
-def lines(found: Diagnosis) -> Iterator[str]:
+def lines(diagnosis: Diagnosis) -> Iterator[str]:
     """Yield the answer: the cause, its evidence, what to do, and what followed from it."""
-    if found.root is None:
-        where = _files(found)
-        if found.sure == "none":
+    if diagnosis.root is None:
+        where = _files(diagnosis)
+        if diagnosis.sure == "none":
             yield styled("no failure found", "good") + f" in {where}"
         else:
             yield styled("unknown", "warn") + f"   a part of {where} was not examined"
     else:
-        yield from _root(found, found.root)
-    for each in found.cascades[:_FOLLOWED]:
+        yield from _root(diagnosis, diagnosis.root)
+    for each in diagnosis.cascades[:_FOLLOWED]:
         yield f"then      {_where(each)}{each.first.cause.title} ({_place(each.first)})"
-    for each in found.others[:_FOLLOWED]:
+    for each in diagnosis.others[:_FOLLOWED]:
         yield f"also      {each.first.cause.title} ({_place(each.first)})"
-    for note in found.notes:
+    for note in diagnosis.notes:
         yield one_line(f"note: {note}")
 
 
-def _root(found: Diagnosis, root: Seen) -> Iterator[str]:
+def _root(diagnosis: Diagnosis, root: Seen) -> Iterator[str]:
     first = root.first
-    if found.sure == "unknown":
+    if diagnosis.sure == "unknown":
         yield "cause     " + styled("unknown", "warn")
         yield f"known     {f'the log says: {_text(first)}' if first.cause.id == UNKNOWN else first.cause.title}"
     else:
-        yield "cause     " + styled(first.cause.title, "bad") + f" ({found.sure}) [{first.cause.id}]"
+        yield "cause     " + styled(first.cause.title, "bad") + f" ({diagnosis.sure}) [{first.cause.id}]"
     if where := _where(root).removesuffix(": "):
         yield f"where     {where}"
-    if found.message:
-        yield one_line(f"detail    {found.message}")
+    if diagnosis.message:
+        yield one_line(f"detail    {diagnosis.message}")
     yield f"evidence  {_place(first)}: {_text(first)}"
     yield f"why       {first.cause.why}"
     yield f"do        {first.cause.fix}"
@@ -68,16 +68,18 @@ def _root(found: Diagnosis, root: Seen) -> Iterator[str]:
         yield from (f"    {one_line(line[:_LINE])}" for line in shown)
 
 
-def as_dict(found: Diagnosis) -> dict[str, Any]:
+def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return the diagnosis for --json, as docs/doctor.md describes it."""
     return {
         "schema": 1,
-        "files": list(found.files),
-        "sure": found.sure,
-        "root": None if found.root is None else {**_seen(found.root), "message": found.message, **_advice(found.root)},
-        "cascades": [_seen(each) for each in found.cascades],
-        "others": [_seen(each) for each in found.others],
-        "notes": list(found.notes),
+        "files": list(diagnosis.files),
+        "sure": diagnosis.sure,
+        "root": None
+        if diagnosis.root is None
+        else {**_seen(diagnosis.root), "message": diagnosis.message, **_advice(diagnosis.root)},
+        "cascades": [_seen(each) for each in diagnosis.cascades],
+        "others": [_seen(each) for each in diagnosis.others],
+        "notes": list(diagnosis.notes),
     }
 
 
@@ -123,8 +125,8 @@ def _text(hit: Hit) -> str:
     return one_line(hit.text if len(hit.text) <= _LINE else f"{hit.text[:_LINE]}...")
 
 
-def _files(found: Diagnosis) -> str:
-    return one_line(found.files[0]) if len(found.files) == 1 else f"{len(found.files)} files"
+def _files(diagnosis: Diagnosis) -> str:
+    return one_line(diagnosis.files[0]) if len(diagnosis.files) == 1 else f"{len(diagnosis.files)} files"
 
 
 def doctor(
@@ -142,18 +144,18 @@ def doctor(
     failure found, 1 failure found, 2 a file or run cannot be read, or a part was not examined and
     the rest has no failure."""
     examined, runs = examine(targets or ["last"])
-    found = examined.diagnose()
+    diagnosis = examined.diagnose()
     if as_json:
         next_ = [each for run in runs for each in next_commands(run.id, "failed")]
         others = [each for each in next_ if not each.startswith("slurmddp doctor ")]
         looks = [f"slurmddp status {run.id}" for run in runs]  # the logs alone do not say whether it goes on
-        typer.echo(opt.json_text({**as_dict(found), "next": looks if found.root is None else others}))
+        typer.echo(opt.json_text({**as_dict(diagnosis), "next": looks if diagnosis.root is None else others}))
     else:
-        for line in lines(found):
+        for line in lines(diagnosis):
             typer.echo(line)
-    if found.root is not None:
+    if diagnosis.root is not None:
         raise typer.Exit(1)
-    if found.sure == "unknown":
+    if diagnosis.sure == "unknown":
         raise typer.Exit(2)
 
 

@@ -49,10 +49,10 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 50
 
 
-def curves(found: RunStatus) -> list[str]:
+def curves(run_status: RunStatus) -> list[str]:
     """Return a line each for loss and throughput over the steps of the whole run. Raises OSError."""
-    rows = spread(found.folder.metrics)
-    speed = next(iter(found.progress.speed), None)
+    rows = spread(run_status.folder.metrics)
+    speed = next(iter(run_status.progress.speed), None)
     lines = []
     for title, key, low in (("loss", "loss", None), ("speed", f"{speed}_per_second", 0.0)):
         values = by_step(rows, key)
@@ -63,11 +63,11 @@ def curves(found: RunStatus) -> list[str]:
 
 def by_step(rows: Sequence[Metrics], key: str) -> list[float]:
     """Return the values in the order of their steps; the last line of a step counts."""
-    found: dict[int, float] = {}
+    values: dict[int, float] = {}
     for row in rows:
         if (value := number(row.figures.get(key))) is not None:
-            found[row.step] = value
-    return [found[step] for step in sorted(found)]
+            values[row.step] = value
+    return [values[step] for step in sorted(values)]
 
 
 def sparkline(values: Sequence[float], width: int, low: float | None = None) -> str:
@@ -83,15 +83,15 @@ def sparkline(values: Sequence[float], width: int, low: float | None = None) -> 
     return "".join(_BLOCKS[max(round((mean - low) * scale), 0)] for mean in means)
 
 
-def watch_line(found: RunStatus) -> str:
+def watch_line(run_status: RunStatus) -> str:
     """Return the status as one line, without the time."""
-    progress = found.progress
-    parts = [found.state.line]
+    progress = run_status.progress
+    parts = [run_status.state.line]
     if progress.step is not None:
         parts.append(f"step {steps_text(progress.step, progress.steps)}")
     if progress.loss is not None:
         parts.append(f"loss {progress.loss:.4g}")
-    parts += [f"{short(value)} {unit}/s" for unit, value in list(progress.speed.items())[:1] if found.state.going]
+    parts += [f"{short(value)} {unit}/s" for unit, value in list(progress.speed.items())[:1] if run_status.state.going]
     return one_line(", ".join(parts))
 
 
@@ -112,9 +112,9 @@ METRICS = {
 }
 
 
-def prometheus_text(found: RunStatus, ledger: Ledger | None) -> str:
+def prometheus_text(run_status: RunStatus, ledger: Ledger | None) -> str:
     """Return the metrics that are known, in Prometheus's text exposition format."""
-    progress, going = found.progress, found.state.going
+    progress, going = run_status.progress, run_status.state.going
     values = {
         "slurmddp_going": int(going),
         "slurmddp_step": progress.step,
@@ -123,10 +123,10 @@ def prometheus_text(found: RunStatus, ledger: Ledger | None) -> str:
         "slurmddp_samples_per_second": progress.speed.get("samples") if going else None,
         "slurmddp_goodput_ratio": ledger and ledger.goodput,
         "slurmddp_restarts_total": max(ledger.rank_starts - 1, 0) if ledger else 0,
-        "slurmddp_metrics_timestamp_seconds": found.metrics.time if found.metrics else None,
+        "slurmddp_metrics_timestamp_seconds": run_status.metrics.time if run_status.metrics else None,
     }
-    entry = entry_of(found.folder)
-    names = {"run": found.folder.id, "site": entry.site if entry else "", "job_id": found.job_id}
+    entry = entry_of(run_status.folder)
+    names = {"run": run_status.folder.id, "site": entry.site if entry else "", "job_id": run_status.job_id}
     labels = ",".join(f'{name}="{_escaped(text)}"' for name, text in names.items())
     lines = []
     for name, (kind, meaning) in METRICS.items():
@@ -167,54 +167,54 @@ def status(
     folder = find_any_version(run, os.environ)
     refuse_other_version(folder)
     send_waiting([folder])
-    found = _watch(folder, as_json=as_json) if watch else look(folder)
+    run_status = _watch(folder, as_json=as_json) if watch else look(folder)
     if prometheus:
-        _show_prometheus(found, output)
+        _show_prometheus(run_status, output)
     elif time:
-        _show_time(found, as_json=as_json)
+        _show_time(run_status, as_json=as_json)
     elif not (watch and as_json):
-        typer.echo(_status_json(found) if as_json else join("\n", _status_lines(found, _ledger(found))))
-    raise typer.Exit(found.state.exit_code)
+        typer.echo(_status_json(run_status) if as_json else join("\n", _status_lines(run_status, _ledger(run_status))))
+    raise typer.Exit(run_status.state.exit_code)
 
 
-def _show_time(found: RunStatus, *, as_json: bool) -> None:
-    going, ledger = found.state.going, _ledger(found)
+def _show_time(run_status: RunStatus, *, as_json: bool) -> None:
+    going, ledger = run_status.state.going, _ledger(run_status)
     if ledger is None:
-        raise never_submitted(found.folder)
+        raise never_submitted(run_status.folder)
     if as_json:
-        typer.echo(opt.json_text({"run_id": found.folder.id, **goodput_dict(ledger, going=going)}))
+        typer.echo(opt.json_text({"run_id": run_status.folder.id, **goodput_dict(ledger, going=going)}))
         return
     typer.echo(goodput_text(ledger, going=going))
-    for note in found.notes:
+    for note in run_status.notes:
         opt.say(f"note: {note}")
 
 
-def _ledger(found: RunStatus) -> Ledger | None:
-    return run_ledger(found.folder, going=found.state.going)
+def _ledger(run_status: RunStatus) -> Ledger | None:
+    return run_ledger(run_status.folder, going=run_status.state.going)
 
 
-def _show_prometheus(found: RunStatus, output: Path | None) -> None:
-    text = prometheus_text(found, _ledger(found))
+def _show_prometheus(run_status: RunStatus, output: Path | None) -> None:
+    text = prometheus_text(run_status, _ledger(run_status))
     if output:
         write_whole(output, text)
     else:
         typer.echo(text, nl=False)
 
 
-def _status_json(found: RunStatus) -> str:
-    ledger, scaling = _ledger(found), find_scaling(found.folder, found.facts.events)
+def _status_json(run_status: RunStatus) -> str:
+    ledger, scaling = _ledger(run_status), find_scaling(run_status.folder, run_status.facts.events)
     more = {
         "recovered": ledger.recovered if ledger else 0,
         "scaling": scaling and scaling.as_dict(),
-        "gpus": [gpu.as_dict() for gpu in read_gpus(found.folder, found.attempt)],
+        "gpus": [gpu.as_dict() for gpu in read_gpus(run_status.folder, run_status.attempt)],
     }
-    return opt.json_text({**found.as_dict(), **more})
+    return opt.json_text({**run_status.as_dict(), **more})
 
 
-def _status_lines(found: RunStatus, ledger: Ledger | None) -> list[str]:
-    scaling = find_scaling(found.folder, found.facts.events)
-    gpus = gpus_line(read_gpus(found.folder, found.attempt)) if found.state.going else None
-    return status_lines(found, goodput_line(ledger), recovered_line(ledger), scaling, gpus)
+def _status_lines(run_status: RunStatus, ledger: Ledger | None) -> list[str]:
+    scaling = find_scaling(run_status.folder, run_status.facts.events)
+    gpus = gpus_line(read_gpus(run_status.folder, run_status.attempt)) if run_status.state.going else None
+    return status_lines(run_status, goodput_line(ledger), recovered_line(ledger), scaling, gpus)
 
 
 def _watch(folder: RunFolder, *, as_json: bool) -> RunStatus:
@@ -238,13 +238,13 @@ def _watch(folder: RunFolder, *, as_json: bool) -> RunStatus:
 
 def _looks(first: RunStatus) -> Iterator[tuple[RunStatus, bool]]:
     """Yield the status every two seconds until the run is over, and whether the scheduler was asked for it."""
-    found, asked = first, time.monotonic()
-    yield found, True
-    while found.state.going:
+    run_status, asked = first, time.monotonic()
+    yield run_status, True
+    while run_status.state.going:
         time.sleep(LOOK_EVERY)
         again = time.monotonic() - asked >= ASK_EVERY
         if again:
-            found, asked = look(first.folder), time.monotonic()
+            run_status, asked = look(first.folder), time.monotonic()
         else:
-            found = refreshed(found)
-        yield found, again
+            run_status = refreshed(run_status)
+        yield run_status, again

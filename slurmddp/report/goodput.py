@@ -30,62 +30,62 @@ def never_submitted(folder: RunFolder) -> UserError:
     return UserError(f"run {folder.id} was never submitted: it has no goodput")
 
 
-def goodput_line(found: Ledger | None) -> str | None:
+def goodput_line(times: Ledger | None) -> str | None:
     """Return `87 % of 3:12:04 (training 2:47:10, queue 0:12:00, ...)`; None if nothing has begun."""
-    if found is None or found.wall < 1000 or not found.attempts:
+    if times is None or times.wall < 1000 or not times.attempts:
         return None
     # What would be shown as 0:00:00 is left to the table.
-    largest = sorted((kind for kind in KINDS if found.spent[kind] >= 1000), key=lambda kind: -found.spent[kind])
+    largest = sorted((kind for kind in KINDS if times.spent[kind] >= 1000), key=lambda kind: -times.spent[kind])
     shown = ["training"] if "training" in largest else []
     shown += [kind for kind in largest if kind != "training"][: _NAMED - len(shown)]
-    named = ", ".join(f"{kind} {_clock(found.spent[kind])}" for kind in shown)
+    named = ", ".join(f"{kind} {_clock(times.spent[kind])}" for kind in shown)
     more = ", ..." if len(largest) > len(shown) else ""
-    return f"{_headline(found)} ({named}{more})"
+    return f"{_headline(times)} ({named}{more})"
 
 
-def recovered_line(found: Ledger | None) -> str | None:
+def recovered_line(times: Ledger | None) -> str | None:
     """Return `3 times, the longest gap 0:00:21`; None if nothing failed, or nothing is known to have gone on."""
-    if found is None or not found.recovered:
+    if times is None or not times.recovered:
         return None
-    gaps = [each.milliseconds for each in found.recoveries if each.recovered]
-    times = "once, in" if len(gaps) == 1 else f"{len(gaps)} times, at most in"
-    return f"{times} {_clock(max(gaps))}"
+    gaps = [each.milliseconds for each in times.recoveries if each.recovered]
+    often = "once, in" if len(gaps) == 1 else f"{len(gaps)} times, at most in"
+    return f"{often} {_clock(max(gaps))}"
 
 
-def goodput_text(found: Ledger, *, going: bool) -> str:
+def goodput_text(times: Ledger, *, going: bool) -> str:
     """Return the goodput, then each kind with seconds, share and meaning. The seconds add up to the last line."""
     so_far = " so far" if going else ""
-    tried = f", {_count(found.attempts, 'attempt')}" if found.attempts != found.jobs else ""
-    counts = f"{_count(found.jobs, 'start')} of the job{tried}, {_count(found.rank_starts, 'start')} of the ranks"
-    failed = f", {found.failures} of these failed or were killed" if found.failures else ""
-    lines = [f"goodput  {_headline(found)}{so_far}: {counts}{failed}", ""]
-    if recovered := recovered_line(found):
+    tried = f", {_count(times.attempts, 'attempt')}" if times.attempts != times.jobs else ""
+    counts = f"{_count(times.jobs, 'start')} of the job{tried}, {_count(times.rank_starts, 'start')} of the ranks"
+    failed = f", {times.failures} of these failed or were killed" if times.failures else ""
+    lines = [f"goodput  {_headline(times)}{so_far}: {counts}{failed}", ""]
+    if recovered := recovered_line(times):
         lines.insert(1, f"recovered {recovered}")
     rows = [("KIND", "SECONDS", "SHARE", "MEANING")]
     for kind, meaning in KINDS.items():
-        if found.spent[kind]:
-            rows.append((kind, _seconds(found.spent[kind]), _percent(found.spent[kind], found.wall), meaning))
-    rows.append(("all", _seconds(found.wall), _percent(found.wall, found.wall), "from submission to " + _until(going)))
+        if times.spent[kind]:
+            rows.append((kind, _seconds(times.spent[kind]), _percent(times.spent[kind], times.wall), meaning))
+    rows.append(("all", _seconds(times.wall), _percent(times.wall, times.wall), "from submission to " + _until(going)))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return "\n".join(
         [*lines, *(f"{a.ljust(widths[0])}  {b.rjust(widths[1])}  {c.rjust(widths[2])}  {d}" for a, b, c, d in rows)]
     )
 
 
-def goodput_dict(found: Ledger, *, going: bool) -> dict[str, Any]:
+def goodput_dict(times: Ledger, *, going: bool) -> dict[str, Any]:
     """Return the ledger for --json. The keys are stable; every kind is there. Times are seconds with three decimals."""
     return {
         "going": going,
-        "begin": found.begin / 1000,
-        "end": found.end / 1000,
-        "wall_seconds": found.wall / 1000,
-        "goodput": None if found.goodput is None else round(found.goodput, 6),
-        "seconds": {kind: milliseconds / 1000 for kind, milliseconds in found.spent.items()},
-        "jobs": found.jobs,
-        "attempts": found.attempts,
-        "rank_starts": found.rank_starts,
-        "failures": found.failures,
-        "recovered": found.recovered,
+        "begin": times.begin / 1000,
+        "end": times.end / 1000,
+        "wall_seconds": times.wall / 1000,
+        "goodput": None if times.goodput is None else round(times.goodput, 6),
+        "seconds": {kind: milliseconds / 1000 for kind, milliseconds in times.spent.items()},
+        "jobs": times.jobs,
+        "attempts": times.attempts,
+        "rank_starts": times.rank_starts,
+        "failures": times.failures,
+        "recovered": times.recovered,
         "recoveries": [
             {
                 "attempt": each.attempt,
@@ -94,18 +94,18 @@ def goodput_dict(found: Ledger, *, going: bool) -> dict[str, Any]:
                 "failed": each.failed,
                 "went_on": each.went_on,
             }
-            for each in found.recoveries
+            for each in times.recoveries
         ],
     }
 
 
-def _headline(found: Ledger) -> str:
-    if not found.wall:
+def _headline(times: Ledger) -> str:
+    if not times.wall:
         return "n/a"
-    if found.goodput is None:
-        unknown = _clock(found.spent["run"])
-        return f"n/a ({unknown} of your own script were not measured), {_clock(found.wall)}"
-    return f"{100 * found.goodput:.3g} % of {_clock(found.wall)}"
+    if times.goodput is None:
+        unknown = _clock(times.spent["run"])
+        return f"n/a ({unknown} of your own script were not measured), {_clock(times.wall)}"
+    return f"{100 * times.goodput:.3g} % of {_clock(times.wall)}"
 
 
 def _percent(part: int, whole: int) -> str:

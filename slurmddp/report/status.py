@@ -116,11 +116,11 @@ class RunStatus:
         }
 
 
-def _fault_line(found: RunStatus, cause: str) -> str:
+def _fault_line(status: RunStatus, cause: str) -> str:
     """Return the newest fault that the run survived: a rank that was killed, or what ended an attempt, such as an agent
     that did not answer. Empty if there is none, or if `cause` says it."""
-    ended = [(event, facts) for event, facts in of(found.facts.events, AttemptEnded) if facts.decision == NEXT]
-    killed = found.faults[-1] if found.faults else None
+    ended = [(event, facts) for event, facts in of(status.facts.events, AttemptEnded) if facts.decision == NEXT]
+    killed = status.faults[-1] if status.faults else None
     if ended and (killed is None or (killed.attempt or 0) < (ended[-1][0].attempt or 0)):
         event, facts = ended[-1]
         line = Cause(facts.cause or "unknown", facts.rank, facts.node).line()
@@ -128,7 +128,7 @@ def _fault_line(found: RunStatus, cause: str) -> str:
     fault = killed_of(killed) if killed else None
     if fault is None or fault.line() == cause:
         return ""
-    return fault.line() + (f" (and {len(found.faults) - 1} before)" if len(found.faults) > 1 else "")
+    return fault.line() + (f" (and {len(status.faults) - 1} before)" if len(status.faults) > 1 else "")
 
 
 def _fault(event: Event) -> dict[str, Any]:
@@ -182,12 +182,12 @@ def _cause(folder: RunFolder, facts: Evidence, verdict: state.RunState, progress
     return find_cause(folder, failing_attempt(folder, facts.attempt))
 
 
-def refreshed(found: RunStatus) -> RunStatus:
+def refreshed(status: RunStatus) -> RunStatus:
     """Return the status with the newest metrics lines. The scheduler is not asked, and events are not read."""
-    rows = tail(found.folder.metrics)
-    running = found.state.state == "running"
-    progress = find_progress(found.folder, found.facts, found.view, rows, running=running)
-    return replace(found, metrics=rows[-1] if rows else None, progress=progress)
+    rows = tail(status.folder.metrics)
+    running = status.state.state == "running"
+    progress = find_progress(status.folder, status.facts, status.view, rows, running=running)
+    return replace(status, metrics=rows[-1] if rows else None, progress=progress)
 
 
 def _undelivered(folder: RunFolder) -> int:
@@ -204,50 +204,50 @@ def styled_state(state: str) -> str:
 
 
 def status_lines(
-    found: RunStatus,
+    status: RunStatus,
     goodput: str | None = None,
     recovered: str | None = None,
     scaling: Scaling | None = None,
     gpus: str | None = None,
 ) -> list[str]:
     """Return the lines of `slurmddp status`. goodput, recovered, gpus: the lines of `report.goodput` and `.gpus`."""
-    same = found.progress.step is not None and found.progress.step == found.state.step  # it has a line of its own below
-    told = found.state.line_without_step if same else found.state.line
-    state = styled_state(found.state.state)
-    lines = [f"run      {one_line(found.folder.id)}", "state    " + state + one_line(told.removeprefix(state))]
-    told_cause = found.cause
-    if told_cause and told_cause.more == found.state.detail:  # the breaker's sentence is the state's detail already
+    same = status.progress.step is not None and status.progress.step == status.state.step
+    told = status.state.line_without_step if same else status.state.line
+    state = styled_state(status.state.state)
+    lines = [f"run      {one_line(status.folder.id)}", "state    " + state + one_line(told.removeprefix(state))]
+    told_cause = status.cause
+    if told_cause and told_cause.more == status.state.detail:  # the breaker's sentence is the state's detail already
         told_cause = told_cause._replace(more="")
     cause = told_cause.line_with_log() if told_cause else ""
-    if cause and cause != found.state.detail:
+    if cause and cause != status.state.detail:
         lines.append(f"cause    {one_line(cause)}")
     if cause and (known := known_cause(cause)):
-        lines.append(one_line(f"doctor   {known.title}: slurmddp doctor {found.folder.id}"))
-    if found.state.state == "pending" or found.progress.reason:
-        lines.append(f"waits    {waits_text(found.progress.reason, found.progress.starts)}")
-    lines.append(f"job      {found.job_id or 'none'}")
-    if found.facts.network:
-        lines.append(f"network  {one_line(found.facts.network)}")
-    if found.attempt is not None:
-        lines.append(f"attempt  {found.attempt}")
-    lines += progress_lines(found.progress, going=found.state.going)
+        lines.append(one_line(f"doctor   {known.title}: slurmddp doctor {status.folder.id}"))
+    if status.state.state == "pending" or status.progress.reason:
+        lines.append(f"waits    {waits_text(status.progress.reason, status.progress.starts)}")
+    lines.append(f"job      {status.job_id or 'none'}")
+    if status.facts.network:
+        lines.append(f"network  {one_line(status.facts.network)}")
+    if status.attempt is not None:
+        lines.append(f"attempt  {status.attempt}")
+    lines += progress_lines(status.progress, going=status.state.going)
     if scaling:
         lines.append(one_line(f"scaling  {scaling.line()}"))
     if gpus:
         lines.append(f"gpus     {gpus}")
-    if found.state.going and (hang := found.hang) and isinstance(hang.facts, HangReported):
+    if status.state.going and (hang := status.hang) and isinstance(hang.facts, HangReported):
         where, cause_of_hang = hang.facts.stacks or "the logs", hang_of(hang)
         lines.append(one_line(f"hang     {cause_of_hang.line() if cause_of_hang else ''}; stacks in {where}"))
     if recovered:
         lines.append(f"recovered {recovered}")
-    if fault := _fault_line(found, cause):
+    if fault := _fault_line(status, cause):
         lines.append(one_line(f"fault    {fault}"))
-    for node, reason in found.excluded.items():
+    for node, reason in status.excluded.items():
         lines.append(one_line(f"without  {node}" + (f": {reason}" if reason else "")))
-    lines += [styled("warning", "warn") + one_line(f"  {warning}") for warning in found.warnings]
-    if found.undelivered:
-        lines.append(f"alerts   {found.undelivered} undelivered, in {found.folder.alert_spool}")
+    lines += [styled("warning", "warn") + one_line(f"  {warning}") for warning in status.warnings]
+    if status.undelivered:
+        lines.append(f"alerts   {status.undelivered} undelivered, in {status.folder.alert_spool}")
     if goodput:
         lines.append(f"goodput  {goodput}")
-    lines += [one_line(f"folder   {found.folder.path}"), one_line(f"log      {found.folder.job_log}")]
-    return [*lines, *(line for note in found.notes for line in f"note: {note}".split("\n"))]
+    lines += [one_line(f"folder   {status.folder.path}"), one_line(f"log      {status.folder.job_log}")]
+    return [*lines, *(line for note in status.notes for line in f"note: {note}".split("\n"))]

@@ -107,12 +107,12 @@ def _judge(job: JobView | None, facts: Evidence, answered: bool) -> RunState:
         return _without_answer(facts.submission, answered)
     inside = facts.submission is None or facts.submission.inside
     if job and not (inside and facts.ended):
-        found = _by_slurm(job, facts)
+        verdict = _by_slurm(job, facts)
     elif not answered and (facts.requeued or not facts.ended):
         return _unanswered(facts)
     else:
-        found = _by_folder(facts)
-    return _cancelled(found, facts) if facts.cancel_requested else found
+        verdict = _by_folder(facts)
+    return _cancelled(verdict, facts) if facts.cancel_requested else verdict
 
 
 def _without_answer(sent: Submission, answered: bool) -> RunState:
@@ -122,13 +122,13 @@ def _without_answer(sent: Submission, answered: bool) -> RunState:
     return RunState("pending", f"{silent}, nor does Slurm now: the job may be in the queue")
 
 
-def _cancelled(found: RunState, facts: Evidence) -> RunState:
+def _cancelled(verdict: RunState, facts: Evidence) -> RunState:
     """Return the state of a run that the user has cancelled: a cancel ends it, whatever else happened to it."""
-    if found.state == "requeued":
-        return replace(found, detail=_join(found.detail, "cancelled by you: its next start exits at once"))
-    if found.going or found.state in ("done", "cancelled", "not submitted"):
-        return found
-    how = "" if found.state in ("lost", "failed", "stopped") else found.state
+    if verdict.state == "requeued":
+        return replace(verdict, detail=_join(verdict.detail, "cancelled by you: its next start exits at once"))
+    if verdict.going or verdict.state in ("done", "cancelled", "not submitted"):
+        return verdict
+    how = "" if verdict.state in ("lost", "failed", "stopped") else verdict.state
     began = "" if facts.started else "before it started"
     return RunState("cancelled", _join("by you" if facts.started else "", how, began, _progress(facts.marker)))
 
@@ -141,9 +141,9 @@ def _by_slurm(job: JobView, facts: Evidence) -> RunState:
     if job.state is JobState.FAILED and job.signal == _SIGKILL and facts.started:
         return _script_killed(facts)
     if job.state in (JobState.COMPLETED, JobState.FAILED, JobState.PREEMPTED):
-        found = _by_marker(facts, "preempted" if job.state is JobState.PREEMPTED else "")
-        if found is not None:
-            return found
+        verdict = _by_marker(facts, "preempted" if job.state is JobState.PREEMPTED else "")
+        if verdict is not None:
+            return verdict
     if job.state is JobState.TIMED_OUT and (kept := _not_requeued(facts)) is not None:
         return kept
     if job.state is JobState.COMPLETED:

@@ -90,11 +90,11 @@ def survey(
     """
     source = Path(os.path.abspath(source))
     if source.is_file():
-        found = Survey(source.parent)
-        _add_file(found, source.name, source)
+        project = Survey(source.parent)
+        _add_file(project, source.name, source)
     elif source.is_dir():
-        found = Survey(source)
-        walk = _Walk(found, limit, max_files, exclude)
+        project = Survey(source)
+        walk = _Walk(project, limit, max_files, exclude)
         walk.folder("")
         walk.warn()
     else:
@@ -103,31 +103,31 @@ def survey(
             where="train.project",
             todo="set it to the folder of your code",
         )
-    if found.size > limit:
-        raise _too_large(found, limit, f"{human(found.size)} in {len(found.items)} files")
-    _resolve_folder_links(found)
-    return found
+    if project.size > limit:
+        raise _too_large(project, limit, f"{human(project.size)} in {len(project.items)} files")
+    _resolve_folder_links(project)
+    return project
 
 
 def survey_listed(root: Path, paths: Iterable[str]) -> Survey:
     """Return these files and links of a copy, as they are. Raises UserError for one that cannot be read."""
-    found = Survey(root)
+    project = Survey(root)
     for relative in paths:
         source = root / relative
-        (_add_link if source.is_symlink() else _add_file)(found, relative, source)
-    return found
+        (_add_link if source.is_symlink() else _add_file)(project, relative, source)
+    return project
 
 
 class _Walk:
     """Walks one project, through git where it can, and counts what it sees."""
 
-    def __init__(self, found: Survey, limit: int, max_files: int, exclude: Sequence[Path]) -> None:
-        self.found = found
+    def __init__(self, project: Survey, limit: int, max_files: int, exclude: Sequence[Path]) -> None:
+        self.project = project
         self.limit = limit
         self.max_files = max_files
         self.seen = 0
-        self.excluded, self.excluded_really = below(found.root, exclude)
-        self.ignore = read_ignore(found.root)
+        self.excluded, self.excluded_really = below(project.root, exclude)
+        self.ignore = read_ignore(project.root)
         self.tracked: set[str] = set()
         self.of_runs: dict[str, str] = {"": ""}  # folder -> the folder of runs that it is or lies in, or ""
         # Ordered sets, for the warnings.
@@ -138,7 +138,7 @@ class _Walk:
 
     def folder(self, relative: str) -> None:
         """Add what belongs to one folder that is the project itself, a submodule or a nested repository."""
-        folder = self.found.root / relative
+        folder = self.project.root / relative
         if not git.in_work_tree(folder):
             self.plain(relative)
             return
@@ -146,8 +146,8 @@ class _Walk:
             paths = git.listed(folder, timeout=_GIT_TIMEOUT)
         except git.GitError as error:
             if error.timed_out:
-                raise _too_many(self.found, self.limit, f"{error}: it has too many files") from error
-            self.found.warnings.append(f"{folder}: copied without asking git ({error})")
+                raise _too_many(self.project, self.limit, f"{error}: it has too many files") from error
+            self.project.warnings.append(f"{folder}: copied without asking git ({error})")
             self.plain(relative)
             return
         if not paths:
@@ -156,9 +156,9 @@ class _Walk:
             self.plain(relative)
             return
         try:
-            self.found.leave_out(BY_GIT, git.ignored(folder, timeout=_GIT_TIMEOUT))
+            self.project.leave_out(BY_GIT, git.ignored(folder, timeout=_GIT_TIMEOUT))
         except git.GitError:  # the project itself is known
-            self.found.uncounted = True
+            self.project.uncounted = True
         left_out = _unwanted_folders(paths)
         self.tracked |= {posixpath.join(relative, path) for path, tracked in paths if tracked}
         for path, tracked in paths:
@@ -172,9 +172,9 @@ class _Walk:
     def plain(self, relative: str) -> None:
         """Add all below a folder, without git's help."""
         try:
-            entries = sorted(entry.name for entry in (self.found.root / relative).iterdir())
+            entries = sorted(entry.name for entry in (self.project.root / relative).iterdir())
         except OSError as error:
-            raise _unreadable(self.found.root / relative, error) from error
+            raise _unreadable(self.project.root / relative, error) from error
         if relative and "pyvenv.cfg" in entries:
             return
         for name in entries:
@@ -182,20 +182,20 @@ class _Walk:
 
     def repository(self, relative: str) -> None:
         """Add a submodule or nested repository. Without a .git of its own git would list its parent again."""
-        path = self.found.root / relative
+        path = self.project.root / relative
         if os.path.lexists(path / ".git"):
             self.folder(relative)
             return
         before = self.seen
         self.plain(relative)
         if self.seen == before:
-            self.found.warnings.append(f"{shown(relative)}: empty: this git submodule is not checked out")
+            self.project.warnings.append(f"{shown(relative)}: empty: this git submodule is not checked out")
 
     def entry(self, relative: str, *, is_repository: bool) -> None:
         """Add one path: a file, a link, or a folder with what is in it."""
         self.seen += 1
         if self.seen > self.max_files:
-            raise _too_many(self.found, self.limit, f"more than {self.max_files:,} files")
+            raise _too_many(self.project, self.limit, f"more than {self.max_files:,} files")
         if relative.count("/") > _DEEPEST:
             raise UserError(
                 f"{shown(relative[:80])}... is nested deeper than {_DEEPEST} folders",
@@ -203,9 +203,9 @@ class _Walk:
                 todo="use a smaller train.project, or snapshot: false",
             )
         if self.ignore.ignored(relative):
-            self.found.leave_out(f"by {NAME}")
+            self.project.leave_out(f"by {NAME}")
             return
-        source = self.found.root / relative
+        source = self.project.root / relative
         try:
             mode = source.lstat().st_mode
         except FileNotFoundError:
@@ -214,7 +214,7 @@ class _Walk:
             raise _unreadable(source, error) from error
         is_folder = stat.S_ISDIR(mode)
         if relative in self.excluded or (is_folder and self.runs_around(relative)):
-            self.found.leave_out("as runs or caches")
+            self.project.leave_out("as runs or caches")
             return
         secret, kind = named_as_credential(relative, is_folder=is_folder), ""
         if secret is None and stat.S_ISREG(mode) and self.is_code(source.name, is_repository=is_repository):
@@ -228,10 +228,10 @@ class _Walk:
         elif secret:
             if not (is_folder and os.path.lexists(source / "pyvenv.cfg")):  # .env is also a name for those
                 self.secrets[secret] = kind
-                self.found.leave_out("as credentials")
+                self.project.leave_out("as credentials")
             return
         elif is_image(relative) and not is_folder:
-            self.found.leave_out("as container images")
+            self.project.leave_out("as container images")
             return
         if stat.S_ISLNK(mode):
             self.link(relative, source)
@@ -241,9 +241,9 @@ class _Walk:
             elif source.name not in SKIPPED_FOLDERS:
                 self.plain(relative)
         elif not stat.S_ISREG(mode):
-            self.found.warnings.append(f"{shown(relative)}: not copied: not a file (socket, pipe or device)")
+            self.project.warnings.append(f"{shown(relative)}: not copied: not a file (socket, pipe or device)")
         elif self.is_code(source.name, is_repository=is_repository):
-            _add_file(self.found, relative, source)
+            _add_file(self.project, relative, source)
 
     @staticmethod
     def is_code(name: str, *, is_repository: bool) -> bool:
@@ -255,11 +255,11 @@ class _Walk:
         target = Path(os.path.realpath(source))
         if target in self.excluded_really:
             return
-        root = Path(os.path.realpath(self.found.root))
+        root = Path(os.path.realpath(self.project.root))
         if target.is_relative_to(root) and os.path.isfile(target):
             inside = target.relative_to(root).as_posix()
             if runs := self.runs_around(posixpath.dirname(inside)):
-                self.found.warnings.append(
+                self.project.warnings.append(
                     f"{shown(relative)}: not copied: the link points into the runs folder {shown(runs)}/"
                 )
                 return
@@ -269,15 +269,15 @@ class _Walk:
                     return
                 if is_image(inside):
                     return
-        _add_link(self.found, relative, source)
+        _add_link(self.project, relative, source)
 
     def runs_around(self, folder: str) -> str:
         """Return the outermost folder of runs (or excluded one) that this folder is or lies in; "" for none."""
         if folder not in self.of_runs:
-            found = self.runs_around(posixpath.dirname(folder))
-            if not found and (folder in self.excluded or is_run_folder(self.found.root / folder)):
-                found = folder
-            self.of_runs[folder] = found
+            around = self.runs_around(posixpath.dirname(folder))
+            if not around and (folder in self.excluded or is_run_folder(self.project.root / folder)):
+                around = folder
+            self.of_runs[folder] = around
         return self.of_runs[folder]
 
     def warn(self) -> None:
@@ -289,7 +289,7 @@ class _Walk:
             (self.tracked_runs, "not copied although git tracks files there, because they are runs or caches"),
         ):
             if paths:
-                self.found.warnings.append(f"{text}: {_named(paths)}")
+                self.project.warnings.append(f"{text}: {_named(paths)}")
 
 
 def _named(paths: Mapping[str, str]) -> str:
@@ -300,8 +300,8 @@ def _named(paths: Mapping[str, str]) -> str:
 
 def _unwanted_folders(paths: list[tuple[str, bool]]) -> tuple[str, ...]:
     """Folders among git's untracked files that are virtual environments."""
-    found = (path.rpartition("/") for path, tracked in paths if not tracked)
-    return tuple(folder + "/" for folder, _, name in found if folder and name == "pyvenv.cfg")
+    files = (path.rpartition("/") for path, tracked in paths if not tracked)
+    return tuple(folder + "/" for folder, _, name in files if folder and name == "pyvenv.cfg")
 
 
 def _is_unwanted(path: str, left_out: tuple[str, ...]) -> bool:
@@ -313,54 +313,54 @@ def _is_unwanted(path: str, left_out: tuple[str, ...]) -> bool:
     )
 
 
-def _add_file(found: Survey, relative: str, source: Path) -> None:
+def _add_file(project: Survey, relative: str, source: Path) -> None:
     try:
         facts = source.stat()
     except OSError as error:
         raise _unreadable(source, error) from error
-    found.items.append(Item(relative, source, facts.st_size))
-    found.size += facts.st_size
+    project.items.append(Item(relative, source, facts.st_size))
+    project.size += facts.st_size
 
 
-def _add_link(found: Survey, relative: str, source: Path) -> None:
+def _add_link(project: Survey, relative: str, source: Path) -> None:
     """A link to a file of the project becomes a copy of it, one to a folder in it a relative link."""
-    root = found.root.resolve()
+    root = project.root.resolve()
     target = Path(os.path.realpath(source))  # Path.resolve raises for a link that points to itself
     points_to = shown(str(source.readlink()))
     if not os.path.exists(target):  # Path.exists raises where we may not look
-        found.warnings.append(f"{shown(relative)}: not copied: broken link ({points_to})")
+        project.warnings.append(f"{shown(relative)}: not copied: broken link ({points_to})")
     elif not target.is_relative_to(root):
-        found.warnings.append(
+        project.warnings.append(
             f"{shown(relative)}: not copied: the link points out of the project ({points_to}); "
             "copy it in, or bind what it points to"
         )
     elif target.is_dir():
         inside = target.relative_to(root).as_posix()
         here = posixpath.dirname(relative) or "."
-        found.items.append(Item(relative, source, 0, link=posixpath.relpath(inside, here)))
+        project.items.append(Item(relative, source, 0, link=posixpath.relpath(inside, here)))
     else:
-        _add_file(found, relative, target)
+        _add_file(project, relative, target)
 
 
-def _resolve_folder_links(found: Survey) -> None:
+def _resolve_folder_links(project: Survey) -> None:
     """Drop links to folders of which nothing is copied: they would point to nothing."""
     folders = {"."}
-    for item in found.items:
+    for item in project.items:
         parent = posixpath.dirname(item.relative)
         while parent and parent not in folders:
             folders.add(parent)
             parent = posixpath.dirname(parent)
     kept = []
-    for item in found.items:
+    for item in project.items:
         if item.link is not None:
             target = posixpath.normpath(posixpath.join(posixpath.dirname(item.relative), item.link))
             if target not in folders:
-                found.warnings.append(
+                project.warnings.append(
                     f"{shown(item.relative)}: not copied: nothing in the folder it links to is copied"
                 )
                 continue
         kept.append(item)
-    found.items = kept
+    project.items = kept
 
 
 def _unreadable(path: Path, error: OSError) -> UserError:
@@ -377,25 +377,27 @@ _TODO = (
 )
 
 
-def _too_many(found: Survey, limit: int, what: str) -> UserError:
+def _too_many(project: Survey, limit: int, what: str) -> UserError:
     """A larger snapshot_limit, which counts bytes, would not help."""
-    return _too_large(found, limit, f"{what} (seen so far: {human(found.size)})", f"{_TODO}; no key raises this limit")
+    return _too_large(
+        project, limit, f"{what} (seen so far: {human(project.size)})", f"{_TODO}; no key raises this limit"
+    )
 
 
-def _too_large(found: Survey, limit: int, what: str, todo: str = "") -> UserError:
-    lines = [f"    {human(size):>10}  {name}" for size, name in largest(found)]
+def _too_large(project: Survey, limit: int, what: str, todo: str = "") -> UserError:
+    lines = [f"    {human(size):>10}  {name}" for size, name in largest(project)]
     return UserError(
-        f"{found.root} is too large to copy into the run folder: {what}, the limit is {human(limit)}. "
+        f"{project.root} is too large to copy into the run folder: {what}, the limit is {human(limit)}. "
         "The largest:\n" + "\n".join(lines),
         where="train.project",
         todo=todo or f"{_TODO}, or a higher limit, such as --set snapshot_limit=100M",
     )
 
 
-def largest(found: Survey, count: int = 5) -> list[tuple[int, str]]:
+def largest(project: Survey, count: int = 5) -> list[tuple[int, str]]:
     """Return (bytes, name) of the largest first-level entries; a file that is most of its folder is named itself."""
     groups: dict[str, list[Item]] = {}
-    for item in found.items:
+    for item in project.items:
         groups.setdefault(item.relative.split("/", 1)[0], []).append(item)
     sizes = []
     for group, items in groups.items():
