@@ -33,8 +33,7 @@ values=(
   own_script=yes counts_gpus= # is it the user's own training script? Do nodes differ in their GPUs, so that the job counts them?
   node_folder=/tmp tasks_per_node= # scratch, on each node's own disk; launch.mode srun: each rank is a task of Slurm
 )
-step_options=(--cpus-per-task=32 --overlap) # options of the ranks' srun, in addition to --nodes and --ntasks
-rank_options=() # further ones, for launch.mode srun
+step_options=(--cpus-per-task=32 --overlap) rank_options=() # options of the ranks' srun, in addition to --nodes and --ntasks; further ones, for launch.mode srun
 
 # --- the epilogue always runs: it sends the last alert if the supervisor has not, and exits with the right code
 folder="" child="" over="" why="job.sh ended before its supervisor" # folder: where the supervisor leaves `told`, and its exit code
@@ -65,9 +64,8 @@ trap 'pass_on TERM' TERM; trap 'pass_on INT' INT; trap 'pass_on USR2' USR2 # not
 timeout 60 test -O "$run" -a -r "${program[1]}" -a -r "${program[3]}" || fail "the run's copy of the code is gone, $run/code: was the file system purged, does it not answer, or has another user replaced the run folder? Submit again with --resume ${run##*/}"
 
 # --- the supervisor
-arguments=("$run" "$folder" "python=${program[2]}" "${values[@]}" -- "${step_options[@]}" -- "${rank_options[@]}")
-(trap '' TERM INT USR2; exec "${program[@]}" job "${arguments[@]}") & # it ignores signals until its own handlers are there
-child=$!
+# It ignores signals until its own handlers are there
+(trap '' TERM INT USR2; exec "${program[@]}" job "$run" "$folder" "python=${program[2]}" "${values[@]}" -- "${step_options[@]}" -- "${rank_options[@]}") & child=$!
 while kill -0 "$child" 2>/dev/null; do wait "$child"; done
 wait "$child"; code=$?; [[ "$code" != 0 ]] || over=0 # also where the node's disk was full
 [[ -z "$over" && ! -s "$folder/finished" ]] || exit

@@ -19,7 +19,7 @@ SRUN = ("launch.mode=srun", "resources.nodes=2", "resources.ranks_per_node=2", "
 
 def test_the_ranks_srun_starts_them_itself(desk: Desk) -> None:
     job, node = desk.scripts(JOB, *SRUN, "launch.mpi=pmix")
-    assert " tasks_per_node=2 #" in job and "\nrank_options=(--cpus-per-task=4 --mpi=pmix) #" in job
+    assert " tasks_per_node=2 #" in job and " rank_options=(--cpus-per-task=4 --mpi=pmix) #" in job
     assert "step_options=(--cpus-per-task=8 --overlap)" in job, "all other steps have one task per node"
     assert "torchrun=" not in node and 'exec "${program[@]}"\n' in node
     check_bash(job, "job.sh", desk.root)
