@@ -6,7 +6,7 @@ and why. All nodes at once, so the time does not grow with their number. Standar
 torch would need. Only matmul.py imports torch: a program of its own, on nodes with GPUs.
 
     node_settings.py  what the scripts told this node
-    checks/      what is looked at, one module each       judge.py     reports -> verdict, pure
+    checks/      what is looked at, one module each       judge.py     reports -> verdict; which nodes meet, pure
     node.py      a node's side of the star                head.py      the first node's side
-    pairs.py     which nodes meet each other, pure    gpu_speed.py  how fast each GPU is, and which one is slow
+    gpu_speed.py  how fast each GPU is, and which one is slow
 """
