@@ -21,7 +21,7 @@ from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.base import is_sif
 from slurmddp.job.expand import unexpand
 from slurmddp.job.site import Site
-from slurmddp.launch.prepare import job_name
+from slurmddp.launch.named_file import job_name
 from slurmddp.launch.python_environment import Environment, environments_here
 from slurmddp.launch.schemas import schema_file, schema_path
 from slurmddp.launch.this_machine import count_gpus

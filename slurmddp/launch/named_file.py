@@ -1,16 +1,18 @@
-"""What is wrong with the file that the command line names as the job, and what was meant."""
+"""The file or module that the command line names as the job: its name, what is wrong with it, and what was meant."""
 
 from __future__ import annotations
 
 import ast
 import difflib
 import os
+import re
 import shlex
 import warnings
 from pathlib import Path
 from typing import NamedTuple
 
 from slurmddp.errors import UserError
+from slurmddp.job.document import is_null
 from slurmddp.job.plan.model import BASH_SUFFIX
 
 JOB_SUFFIXES = (".yaml", ".yml")
@@ -107,3 +109,15 @@ def of_package(script: Path) -> OfPackage | None:
         names.insert(0, folder.name)
         folder = folder.parent
     return OfPackage(relative[0].lineno, folder, ".".join(names))
+
+
+def program_name(script: Path) -> str:
+    """Return the name of a script's runs: FOLDER-SCRIPT, because many projects have a train.py."""
+    folder = script.absolute().parent
+    of_folder = "" if str(folder) in ("/", os.path.expanduser("~")) else os.path.basename(os.path.normpath(folder))
+    return job_name(Path(f"{of_folder[:50]}-{script.stem}.py" if of_folder not in ("", script.stem) else script))
+
+
+def job_name(path: Path) -> str:
+    name = re.sub(r"[^A-Za-z0-9._+-]+", "-", path.stem).strip("-._+")[:100]
+    return "job" if is_null(name) else name

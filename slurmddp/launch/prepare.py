@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurmddp.errors import UserError, collecting, together
-from slurmddp.job.document import is_null, read_data
+from slurmddp.job.document import read_data
 from slurmddp.job.plan.build import make_plan
 from slurmddp.job.plan.model import Allocation, Context, Plan
 from slurmddp.job.plan.program import plan_program
@@ -20,7 +20,7 @@ from slurmddp.job.resolve import Request, Resolved, resolve
 from slurmddp.job.sensitive import refuse_secrets
 from slurmddp.job.validate import depends_on
 from slurmddp.launch.job_check.cluster import Cluster
-from slurmddp.launch.named_file import JOB_SUFFIXES, module_file, wrong_file
+from slurmddp.launch.named_file import JOB_SUFFIXES, module_file, program_name, wrong_file
 from slurmddp.launch.node_share import with_share
 from slurmddp.launch.python_environment import with_active
 from slurmddp.launch.resumed import Resumed, find_resumed
@@ -210,22 +210,10 @@ def _with_program(request: Request) -> Request:
         return replace(request, job=read_data(job, "job", "job"))
     if isinstance(job, str) and not job.endswith(JOB_SUFFIXES):
         # `$` has a meaning in paths of a job file; the command line's own words have none left.
-        front = [("name", _program_name(Path(job)), job), ("train.script", job.replace("$", "$$"), job), args]
+        front = [("name", program_name(Path(job)), job), ("train.script", job.replace("$", "$$"), job), args]
         return replace(request, job=None, options=[*front, *request.options])
     request = replace(request, job=Path(job) if isinstance(job, str) else job)
     return request.adding(args) if request.args else request
-
-
-def _program_name(script: Path) -> str:
-    """Return the name of a script's runs: FOLDER-SCRIPT, because many projects have a train.py."""
-    folder = script.absolute().parent
-    of_folder = "" if str(folder) in ("/", os.path.expanduser("~")) else os.path.basename(os.path.normpath(folder))
-    return job_name(Path(f"{of_folder[:50]}-{script.stem}.py" if of_folder not in ("", script.stem) else script))
-
-
-def job_name(path: Path) -> str:
-    name = re.sub(r"[^A-Za-z0-9._+-]+", "-", path.stem).strip("-._+")[:100]
-    return "job" if is_null(name) else name
 
 
 def _allocation(environment: Mapping[str, str]) -> Allocation | None:

@@ -14,11 +14,9 @@ from slurmddp.launch.find import find_run
 from slurmddp.records.events import of
 from slurmddp.records.rank_events import CheckpointSaved
 from slurmddp.run import manifest
-from slurmddp.run.checkpoints import glance
 from slurmddp.run.events import read_events
 from slurmddp.run.gate import stranger
 from slurmddp.run.layout import RunFolder
-from slurmddp.shared.checkpoint import layout
 from slurmddp.shared.files import read_json
 
 
@@ -36,6 +34,9 @@ class Resumed:
 
     def newest_checkpoint(self) -> tuple[int, Path] | None:
         """Return step and folder of the checkpoint that the new run would load, as far as sizes tell."""
+        from slurmddp.run.checkpoints import glance  # here: they bring pickle, and most jobs continue no run
+        from slurmddp.shared.checkpoint import layout
+
         for run in self.runs:
             with contextlib.suppress(OSError):
                 for step, path in layout.found(run.checkpoints):

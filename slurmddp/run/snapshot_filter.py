@@ -1,4 +1,5 @@
-"""What lies in a project and is no code: images of containers, run folders, caches. For credentials: credentials.py."""
+"""What lies in a project and is no code: images of containers, run folders, caches, and what .slurmddpignore names (the
+syntax of .gitignore, without git). For credentials: credentials.py."""
 
 from __future__ import annotations
 
@@ -100,6 +101,8 @@ def read_ignore(project: Path) -> ProjectIgnore:
 
 def _expression(pattern: str) -> re.Pattern[str]:
     """Without a slash before its end, a pattern of .gitignore holds in every folder. Raises ValueError."""
+    from slurmddp.images.globs import expression  # here: few projects have such a file
+
     anywhere = "/" not in pattern.rstrip("/")
     parts = [part for part in pattern.split("/") if part]
     if not parts:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from slurmddp.errors import UserError
 from slurmddp.job.job import Resources
 from slurmddp.job.resolve import Request
-from slurmddp.launch.named_file import JOB_SUFFIXES
-from slurmddp.launch.prepare import job_name, prepare
+from slurmddp.launch.named_file import JOB_SUFFIXES, job_name
+from slurmddp.launch.prepare import prepare
 from slurmddp.launch.schemas import schema_file
 from slurmddp.scripts.check.fix import fix_script
 from slurmddp.scripts.check.recorded import known_program, refine
