@@ -1,4 +1,4 @@
-"""`slurmddp build-image --on-node`: the same command in a batch job, which is submitted, followed and ended here."""
+"""build-image: build an image here or, with --on-node, in a batch job that is submitted, followed and ended here."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ class OnNode:
         cancelled then.
         """
         asked = ask(self.site, self.environment)
-        _require_slurm()
+        if shutil.which("sbatch") is None:
+            todo = f"use a login node of the cluster (some need `module load slurm`), or {HERE}"
+            raise UserError("sbatch is not on this machine", where="--on-node", todo=todo)
 
         def unreachable(error: ExternalError) -> None:
             report(f"note: cannot reach the registry of the base from this machine; the node will try: {error}")
@@ -76,8 +78,8 @@ class OnNode:
         if decision.up_to_date:
             return decision.target, True
         target = decision.target
-        if (found := holder(target)) is not None:
-            raise UserError(f"{target} is already being built by {found.who}", todo=found.todo)
+        if (builder := holder(target)) is not None:
+            raise UserError(f"{target} is already being built by {builder.who}", todo=builder.todo)
         self._run(target, self._script(asked, target), report)
         return target, False
 
@@ -133,12 +135,6 @@ def _options(given: Mapping[str, str | Path | list[str] | None]) -> Iterator[str
         for item in value if isinstance(value, list) else [value]:
             if item is not None:
                 yield f"--{name}={item}"
-
-
-def _require_slurm() -> None:
-    if shutil.which("sbatch") is None:
-        todo = f"use a login node of the cluster (some need `module load slurm`), or {HERE}"
-        raise UserError("sbatch is not on this machine", where="--on-node", todo=todo)
 
 
 def _log_path(target: Path, token: str) -> Path:

@@ -1,4 +1,4 @@
-"""runs, status, logs, cancel: what has become of a run."""
+"""cancel: end a run for good."""
 
 from __future__ import annotations
 

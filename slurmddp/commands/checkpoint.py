@@ -1,4 +1,4 @@
-"""`slurmddp checkpoint`: the checkpoints of a run, for people and programs."""
+"""checkpoint list, verify, prune, export: the checkpoints of a run."""
 
 from __future__ import annotations
 

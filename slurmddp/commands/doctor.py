@@ -1,4 +1,4 @@
-"""What `slurmddp doctor` found, for people and for programs."""
+"""doctor: the root cause of a failure in logs."""
 
 from __future__ import annotations
 
@@ -70,13 +70,17 @@ def _root(diagnosis: Diagnosis, root: Seen) -> Iterator[str]:
 
 def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return the diagnosis for --json, as docs/doctor.md describes it."""
+    root: dict[str, Any] | None = None
+    if diagnosis.root is not None:
+        cause, traceback = diagnosis.root.first.cause, diagnosis.root.first.traceback
+        advice = {"why": cause.why, "fix": cause.fix, "source": cause.source}
+        root = {**_seen(diagnosis.root), "message": diagnosis.message, **advice}
+        root["traceback"] = traceback.lines if traceback else []
     return {
         "schema": 1,
         "files": list(diagnosis.files),
         "sure": diagnosis.sure,
-        "root": None
-        if diagnosis.root is None
-        else {**_seen(diagnosis.root), "message": diagnosis.message, **_advice(diagnosis.root)},
+        "root": root,
         "cascades": [_seen(each) for each in diagnosis.cascades],
         "others": [_seen(each) for each in diagnosis.others],
         "notes": list(diagnosis.notes),
@@ -94,16 +98,6 @@ def _seen(each: Seen) -> dict[str, Any]:
         "ranks": list(each.ranks),
         "count": each.count,
         "evidence": {"file": first.path, "line": first.line, "text": first.text[:_LINE]},
-    }
-
-
-def _advice(each: Seen) -> dict[str, Any]:
-    cause, traceback = each.first.cause, each.first.traceback
-    return {
-        "why": cause.why,
-        "fix": cause.fix,
-        "source": cause.source,
-        "traceback": traceback.lines if traceback else [],
     }
 
 

@@ -1,4 +1,4 @@
-"""`slurmddp image`: images on disk, for people and programs."""
+"""image list, image inspect: images on disk."""
 
 from __future__ import annotations
 

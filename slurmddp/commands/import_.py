@@ -1,4 +1,4 @@
-"""submit, resume, rerun, run, init, import: from a job to its scripts and its run."""
+"""import: the job file of a batch script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `slurmddp init` finds in a folder: training scripts, images, Python environments with torch."""
+"""init: a job file from what is found here: training scripts, images, Python environments with torch."""
 
 from __future__ import annotations
 
@@ -73,11 +73,6 @@ def images(folder: Path) -> list[str]:
     return [name for _, name in sorted(found, reverse=True)]
 
 
-def environments(folder: Path, environment: Mapping[str, str]) -> list[Environment]:
-    """Return the environments with torch: the active ones, then .venv and venv of this folder (uv makes the first)."""
-    return environments_here([folder / ".venv", folder / "venv"], environment)
-
-
 TASKS = ("lm", "images")
 #: Shows a question with the answers to choose from (none: free text), the default first; returns the answer.
 Ask = Callable[[str, Sequence[str]], str]
@@ -141,8 +136,7 @@ def _refuse(path: Path, task: str | None, script: str | None) -> None:
         raise UserError(
             f"{str(path)!r} cannot be the name of a job file", todo="remove the characters that cannot be printed"
         )
-    if task is not None and script is not None:
-        raise UserError("--task and --script cannot be combined", todo="remove one")
+    opt.one_of({"--task": task is not None, "--script": script is not None}, todo="remove one")
     if task is not None and task not in TASKS:
         raise UserError(f"unknown task {task!r}", where="--task", todo=f"use one of {', '.join(TASKS)}, or --script")
     if os.path.lexists(path):  # before a profile is drafted, or a question is asked
@@ -194,10 +188,10 @@ def _choose(
 
 
 def _environments(profile: Site, folder: Path) -> list[Environment]:
-    """On this machine, slurmddp's own environment is taken anyway."""
-    found = environments(folder, os.environ)
-    own = os.path.realpath(sys.prefix) if not profile.queues else None
-    return [each for each in found if os.path.realpath(each.folder) != own]
+    """Return the environments with torch: the active ones, then .venv and venv of this folder (uv makes the first)."""
+    own = os.path.realpath(sys.prefix) if not profile.queues else None  # it is taken anyway
+    here = environments_here([folder / ".venv", folder / "venv"], os.environ)
+    return [each for each in here if os.path.realpath(each.folder) != own]
 
 
 def _text(path: Path, site: str, profile: Site, layer: Mapping[str, Any], task: str | None, choices: Choices) -> str:
@@ -208,7 +202,7 @@ def _text(path: Path, site: str, profile: Site, layer: Mapping[str, Any], task: 
     partition = known.get("partition")
     others = [name for name in profile.partitions if name != partition]
     gpus = profile.partitions[partition].gpus_per_node if partition in profile.partitions else None
-    script, environment = choices.script, choices.environment
+    script, environment, partitions = choices.script, choices.environment, profile.partitions.values()
     return render(
         "job.yaml.j2",
         name=job_name(path),
@@ -227,7 +221,7 @@ def _text(path: Path, site: str, profile: Site, layer: Mapping[str, Any], task: 
         asks=[key for key in asks if key not in known and not (key == "account" and choices.account)],
         recipe={"nvidia": "ngc-pytorch", "none": "cpu-debian"}.get(profile.gpu_vendor),
         has_gpus=here or profile.gpu_vendor != "none",
-        knows_gpus=here or _knows_gpus(profile) or "gpus_per_node" in known,
+        knows_gpus=here or "gpus_per_node" in known or any(part.gpus_per_node is not None for part in partitions),
         knows_partitions=bool(profile.partitions),
         in_container=runtime_named(container.get("runtime")).needs_image,
         environment=environment,
@@ -236,10 +230,6 @@ def _text(path: Path, site: str, profile: Site, layer: Mapping[str, Any], task: 
         site_image=container.get("image"),
         slurm=profile.queues,
     )
-
-
-def _knows_gpus(profile: Site) -> bool:
-    return any(partition.gpus_per_node is not None for partition in profile.partitions.values())
 
 
 def init(

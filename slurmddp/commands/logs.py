@@ -1,4 +1,4 @@
-"""The logs of a run, as they are or while they grow."""
+"""logs: the logs of a run, as they are or while they grow."""
 
 from __future__ import annotations
 
@@ -123,8 +123,11 @@ def follow_logs(follower: Follower, ask: Callable[[], RunStatus], say: Callable[
         yield from follower.new_lines(to_the_end=ended)
         if ended:
             return
-        if not answers.waits and time.monotonic() - asked >= (ASK_WHEN_ENDED if _ended(follower.folder) else ASK_EVERY):
-            asked, answers = time.monotonic(), _Asking(ask)
+        if not answers.waits:
+            events = read_events(follower.folder.events, follower.folder.path).records
+            pause = ASK_EVERY if Evidence(events=events).ended is None else ASK_WHEN_ENDED
+            if time.monotonic() - asked >= pause:
+                asked, answers = time.monotonic(), _Asking(ask)
         time.sleep(LOOK_EVERY)
 
 
@@ -157,11 +160,6 @@ class _Asking:
             self._answer = self._ask()
         except BaseException as error:  # noqa: BLE001 (the command's own thread raises it)
             self._error = error
-
-
-def _ended(folder: RunFolder) -> bool:
-    """Return whether job.sh has recorded its exit."""
-    return Evidence(events=read_events(folder.events, folder.path).records).ended is not None
 
 
 def logs(

@@ -1,9 +1,8 @@
-"""`slurmddp report --json`: what the HTML page shows, for programs."""
+"""report: an HTML page about a run or two, and the same as JSON."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,15 +19,10 @@ from slurmddp.records.rank_events import Evaluated, StragglerBegins, StragglerEn
 from slurmddp.report.goodput import goodput_dict
 from slurmddp.report.page import FAULTS, node_seconds, report_html
 from slurmddp.report.page_facts import Facts, read_facts
-from slurmddp.run.layout import RunFolder
-
-
-def report_dicts(folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
-    """Return an object per run. The keys are stable. Raises UserError for a damaged submission.json, OSError."""
-    return [_dict(read_facts(folder)) for folder in folders]
 
 
 def _dict(run: Facts) -> dict[str, Any]:
+    """Return what the page shows of a run. The keys are stable."""
     going = run.status.state.going
     network = run.newest(Network)
     return {
@@ -67,7 +61,7 @@ def report(
     if as_json:
         if output is not None:
             raise UserError("--json prints to stdout and takes no -o", todo="remove -o, and redirect: > FILE")
-        typer.echo(opt.json_text(report_dicts(folders)))
+        typer.echo(opt.json_text([_dict(read_facts(folder)) for folder in folders]))
         return
 
     path = output or Path()

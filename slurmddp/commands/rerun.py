@@ -1,4 +1,4 @@
-"""`slurmddp rerun`: a run again, from its start, with the code, image and configuration that it had."""
+"""rerun: a run again, from its start, with the code, image and configuration that it had."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""site: which profiles there are, what one says, and which one this host uses; schema: the formats of the files."""
+"""schema: the formats of the files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`status --watch`: curves of loss and throughput, and one line for a reader that is no terminal."""
+"""status: how a run is, once, live (--watch) or for Prometheus, and where its time went (--time)."""
 
 from __future__ import annotations
 
@@ -162,14 +162,15 @@ def status(
         raise UserError("--prometheus excludes --watch, --time and --json", todo="remove one of them")
     if time and watch:
         raise UserError("--time excludes --watch", todo="remove one of them")
-    if output and not prometheus:
-        raise UserError("-o needs --prometheus", todo="add --prometheus, or remove -o")
+    opt.needs((output, "-o", prometheus, "--prometheus"))
     folder = find_any_version(run, os.environ)
     refuse_other_version(folder)
     send_waiting([folder])
     run_status = _watch(folder, as_json=as_json) if watch else look(folder)
-    if prometheus:
-        _show_prometheus(run_status, output)
+    if prometheus and output:
+        write_whole(output, prometheus_text(run_status, _ledger(run_status)))
+    elif prometheus:
+        typer.echo(prometheus_text(run_status, _ledger(run_status)), nl=False)
     elif time:
         _show_time(run_status, as_json=as_json)
     elif not (watch and as_json):
@@ -191,14 +192,6 @@ def _show_time(run_status: RunStatus, *, as_json: bool) -> None:
 
 def _ledger(run_status: RunStatus) -> Ledger | None:
     return run_ledger(run_status.folder, going=run_status.state.going)
-
-
-def _show_prometheus(run_status: RunStatus, output: Path | None) -> None:
-    text = prometheus_text(run_status, _ledger(run_status))
-    if output:
-        write_whole(output, text)
-    else:
-        typer.echo(text, nl=False)
 
 
 def _status_json(run_status: RunStatus) -> str:

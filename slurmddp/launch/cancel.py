@@ -167,7 +167,10 @@ def cancel_other_version(folder: OwnRun, *, now: bool) -> Cancelled:
         if not inside:
             lines.append(f"To stop without saving: slurmddp cancel {folder.id} --now")
     else:
-        _cancel(folder, job_id)
+        try:
+            ask_to_stop(folder)  # its job.sh sees it while it is ended, and requeues nothing
+        finally:  # a full disk must not keep the job alive
+            scheduler.cancel(job_id)
         lines.append(f"Cancelled job {job_id}.")
     if not inside and not job_id.is_local:
         lines.append("Unknown: whether the run has further jobs. To look: squeue --me")
@@ -180,13 +183,6 @@ def wait_for_job(folder: RunFolder) -> str:
     while (view := scheduler_for(job_id).job(job_id)) is not None and not view.state.over:
         time.sleep(LOOK_EVERY)
     return f"Job {job_id} is over{f': {view.word}' if view else ''}."
-
-
-def _cancel(folder: OwnRun, job_id: JobId) -> None:
-    try:
-        ask_to_stop(folder)  # its job.sh sees it while it is ended, and requeues nothing
-    finally:  # a full disk must not keep the job alive
-        scheduler_for(job_id).cancel(job_id)
 
 
 def _job(folder: RunFolder) -> tuple[JobId, bool]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel
@@ -44,13 +43,9 @@ def leaves(layered: Layered, key: Key = ()) -> list[Key]:
 
 def sources(layered: Layered, path: Key) -> list[str]:
     """Return the layer and place that set a value, then those that it replaced, the latest first."""
-    replaced = next((layered.overridden[up] for up in _upwards(path) if up in layered.overridden), ())
+    upwards = (path[:end] for end in range(len(path), 0, -1))  # since a list is replaced as a whole
+    replaced = next((layered.overridden[up] for up in upwards if up in layered.overridden), ())
     return [f"{origin.layer}: {origin.where}" for origin in (layered.origins[path], *reversed(replaced))]
-
-
-def _upwards(path: Key) -> Iterator[Key]:
-    """Yield the path and its parents, since a list is replaced as a whole."""
-    return (path[:end] for end in range(len(path), 0, -1))
 
 
 def _lookup(resolved: Resolved, key: Key, dotted: str) -> Any:

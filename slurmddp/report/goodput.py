@@ -65,7 +65,8 @@ def goodput_text(times: Ledger, *, going: bool) -> str:
     for kind, meaning in KINDS.items():
         if times.spent[kind]:
             rows.append((kind, _seconds(times.spent[kind]), _percent(times.spent[kind], times.wall), meaning))
-    rows.append(("all", _seconds(times.wall), _percent(times.wall, times.wall), "from submission to " + _until(going)))
+    until = f"from submission to {'now' if going else 'the end'}"
+    rows.append(("all", _seconds(times.wall), _percent(times.wall, times.wall), until))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return "\n".join(
         [*lines, *(f"{a.ljust(widths[0])}  {b.rjust(widths[1])}  {c.rjust(widths[2])}  {d}" for a, b, c, d in rows)]
@@ -124,7 +125,3 @@ def _clock(milliseconds: int) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _until(going: bool) -> str:
-    return "now" if going else "the end"

@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from slurmddp.cluster.states import JobState
 from slurmddp.job.job import Checkpoint
@@ -124,7 +123,8 @@ def measured(folders: Iterable[RunFolder], now: float) -> History | None:
     for folder in folders:
         try:
             events = read_events(folder.events, folder.path).records
-            silent = now - max((path.stat().st_mtime for path in _signs(folder)), default=0.0) > SILENCE
+            signs = [path for path in (folder.events, folder.metrics) if path.exists()]
+            silent = now - max((path.stat().st_mtime for path in signs), default=0.0) > SILENCE
         except OSError:
             continue
         saved = [facts for _, facts in of(events, CheckpointSaved)]
@@ -138,10 +138,6 @@ def measured(folders: Iterable[RunFolder], now: float) -> History | None:
     if not stalls or not hours:
         return None
     return History(runs, statistics.median(stalls), statistics.median(writes or stalls), failures, hours)
-
-
-def _signs(folder: RunFolder) -> list[Any]:
-    return [path for path in (folder.events, folder.metrics) if path.exists()]
 
 
 def _attempts(events: Sequence[Event], silent: bool) -> tuple[int, float]:

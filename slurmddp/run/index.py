@@ -176,7 +176,7 @@ def find(text: str, roots: Sequence[Path] = ()) -> RunFolder:
         )
     if lost := [entry for entry in known if _is_named(entry, text)]:
         raise _lost(lost)
-    raise UserError(*_none(text, [entry for entry in known if entry.folder.exists], roots))
+    raise UserError(_none(text, [entry for entry in known if entry.folder.exists], roots))
 
 
 def _matches(text: str, known: Sequence[Entry]) -> list[Entry]:
@@ -273,18 +273,18 @@ def _job(entry: Entry) -> str:
     return f"its job was {entry.job_id}: if it still runs, `{scancel}` cancels it"
 
 
-def _none(text: str, known: Sequence[Entry], roots: Sequence[Path]) -> tuple[str]:
+def _none(text: str, known: Sequence[Entry], roots: Sequence[Path]) -> str:
     import difflib  # here: only this message needs it
 
     if not known:
         places = ", ".join(str(root) for root in roots) or "no folder was searched"
-        return (f"no run {text!r}: no runs are known (index {index_file()}; {places})",)
+        return f"no run {text!r}: no runs are known (index {index_file()}; {places})"
     ids = [entry.id for entry in known]
     near = set(difflib.get_close_matches(text, ids, n=_SHOWN, cutoff=0.4))
     near |= {entry.id for entry in known if difflib.SequenceMatcher(None, text, entry.name).ratio() > 0.6}
     listed = [entry for entry in known if entry.id in near] or list(known[:3])
     head = "The nearest:" if near else "The newest:"
-    return ("\n".join([f"no run {text!r}. {head}", *(_line(entry) for entry in listed[:_SHOWN])]),)
+    return "\n".join([f"no run {text!r}. {head}", *(_line(entry) for entry in listed[:_SHOWN])])
 
 
 def _line(entry: Entry) -> str:

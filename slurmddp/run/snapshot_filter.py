@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmddp.errors import UserError
-from slurmddp.images.context.ignore import expression
 from slurmddp.shared.files import read_json
 
 SKIPPED_FOLDERS = frozenset({".git", "__pycache__", ".venv", "venv", "node_modules", ".cache"})

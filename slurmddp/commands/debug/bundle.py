@@ -1,4 +1,5 @@
-"""Takes secrets out of text that leaves the cluster: known values, what follows a secret's name, and what looks so."""
+"""debug bundle: what support needs to know of a run, in one archive. Secrets are taken out of all texts in it: known
+values, what follows a secret's name, and what looks so."""
 
 from __future__ import annotations
 
