@@ -100,7 +100,7 @@ def read_ignore(project: Path) -> ProjectIgnore:
 
 def _expression(pattern: str) -> re.Pattern[str]:
     """Without a slash before its end, a pattern of .gitignore holds in every folder. Raises ValueError."""
-    from slurmddp.images.globs import expression  # here: few projects have such a file
+    from slurmddp.images.context.ignore import expression  # here: few projects have such a file
 
     anywhere = "/" not in pattern.rstrip("/")
     parts = [part for part in pattern.split("/") if part]
