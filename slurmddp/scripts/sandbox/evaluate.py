@@ -19,8 +19,6 @@ from typing import Any
 _HERE = Path(__file__).parent
 SUBMIT = "/.user/1/2/3/4/submit"  # deep, for scripts that go up from there
 HOME = "/.home"
-_OUTSIDE = 25  # seconds for all runs, and a little more than they may take
-_SECONDS = 8  # of a clock: the machine may be busy. A process has 4 s of processor time
 #: Bytes of the error output and of a word that are looked at.
 _MOST_ERRORS, _LONGEST_WORD = 64 * 1024, 128 * 1024
 #: Filters that are real: they read, and print.
@@ -69,6 +67,17 @@ class Started:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What one run may take: seconds of a clock (the machine may be busy), and of processor time for each process."""
+
+    seconds: float = 8
+    processor: int = 4
+
+
+LIMITS = Limits()
+
+
+@dataclass(frozen=True)
 class Job:
     """An imagined job, whose first node evaluates the script."""
 
@@ -101,8 +110,9 @@ class Unavailable(Exception):
 
 
 def evaluate(
-    text: str, jobs: Iterable[Job], name: str = "job.sbatch", files: Mapping[str, str] | None = None
-) -> list[Evaluated]:
+    text: str, jobs: Iterable[Job], name: str = "job.sbatch", files: Mapping[str, str] | None = None,
+    limits: Limits = LIMITS,
+) -> list[Evaluated]:  # fmt: skip
     """Return what the script starts in each of the jobs. files: those beside it that it reads, by their relative path.
     Raises Unavailable."""
     jobs = list(jobs)
@@ -112,7 +122,7 @@ def evaluate(
     found: list[Evaluated] = []
     for _ in range(4):
         try:
-            answers = _run([_spec(text, job, name, {**(files or {}), **missing}) for job in jobs])
+            answers = _run([_spec(text, job, name, {**(files or {}), **missing}, limits) for job in jobs])
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             raise Unavailable from error
         found = list(map(_read, jobs, answers))
@@ -166,7 +176,7 @@ def _run(specs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     done = subprocess.run(
         [sys.executable, "-I", "-S", str(_HERE / "jail.py")],
         input=json.dumps(specs), capture_output=True, text=True,
-        timeout=_OUTSIDE * max(1, len(specs)), env={}, cwd="/", check=False,
+        timeout=sum(3 * each["seconds"] + 1 for each in specs), env={}, cwd="/", check=False,
     )  # fmt: skip
     answers = json.loads(done.stdout or "[]")
     return answers if len(answers) == len(specs) else [{"error": done.stderr[-300:]}] * len(specs)
@@ -192,7 +202,7 @@ def _binds() -> list[tuple[str, str]]:
     return [*found, (os.path.realpath(date), "/.sandbox/real/date")] if date else found
 
 
-def _spec(text: str, job: Job, name: str, files: Mapping[str, str]) -> dict[str, Any]:
+def _spec(text: str, job: Job, name: str, files: Mapping[str, str], limits: Limits = LIMITS) -> dict[str, Any]:
     name = re.sub(r"[^\w.-]", "_", Path(name).name) or "job"
     spool = f"/var/spool/slurmd/job{job.id}/slurm_script"
     words = {match for match in re.findall(r"\bexec\s+([A-Za-z][\w.+-]*)", text) if match not in _REAL.split()}
@@ -223,7 +233,7 @@ def _spec(text: str, job: Job, name: str, files: Mapping[str, str]) -> dict[str,
         "binds": _binds(),
         "links": {f"/usr/bin/{each}": "/.sandbox/stub" for each in {*_STUBS.split(), *words} - set(_REAL.split())},
         "env": environment, "argv": ["/bin/bash", spool, *job.arguments], "folder": os.path.join(SUBMIT, job.folder),
-        "host": job.hosts[0], "seconds": _SECONDS,
+        "host": job.hosts[0], "seconds": limits.seconds, "processor": limits.processor,
     }  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """Run one command in namespaces of its own: no network, no outside process, no file of the user, limits on everything.
 
 A program of its own, started as `python -I -S jail.py` with a JSON list of runs on stdin; it writes what each recorded
-as JSON. Each run is {files, binds, links, env, argv, host, seconds}. It needs no helper but Linux namespaces.
+as JSON. Each run is {files, binds, links, env, argv, folder, host, seconds, processor}. It needs no helper but Linux
+namespaces.
 
 The caller is replaced by an ordinary user first (nobody, if root starts it), so that nothing of root is within reach.
 The root of the file system is a small tmpfs: bash, its libraries and the filters are mounted into it, read-only."""
@@ -28,7 +29,6 @@ _SPACES = _NEWNS | 0x20000000 | 0x8000000 | 0x4000000 | 0x40000000  # mount, pid
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
 _LIMITS = {
     resource.RLIMIT_CORE: 0,
-    resource.RLIMIT_CPU: 4,
     resource.RLIMIT_NPROC: 48,
     resource.RLIMIT_NOFILE: 128,
     resource.RLIMIT_DATA: 64 << 20,
@@ -147,7 +147,7 @@ def _start(run: dict[str, Any]) -> NoReturn:
     for number, source in ((0, nothing), (1, nothing), (2, errors)):
         os.dup2(source, number)
     os.closerange(3, 256)
-    for name, value in _LIMITS.items():
+    for name, value in {**_LIMITS, resource.RLIMIT_CPU: run["processor"]}.items():
         most = resource.getrlimit(name)[1]
         value = value if most == resource.RLIM_INFINITY else min(value, most)
         resource.setrlimit(name, (value, value))

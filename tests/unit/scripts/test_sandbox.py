@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from slurmddp.scripts.sandbox import evaluate as sandbox
-from slurmddp.scripts.sandbox.evaluate import Job, available, evaluate
+from slurmddp.scripts.sandbox.evaluate import LIMITS, Job, Limits, available, evaluate
 
 needs_namespaces = pytest.mark.skipif(not available(), reason="this machine gives no user namespaces")
 JOB = Job(4242001, ("a1", "a2"), "a[1-2]", 1, 4, True, 1700000000, 23456)
+SHORT = Limits(seconds=0.4, processor=1)
 SECRET = "hunter2-of-the-caller"
 
 ATTACKS = {
@@ -156,13 +157,27 @@ def test_an_attack_has_no_effect(world: World, name: str) -> None:
 @needs_namespaces
 @pytest.mark.parametrize("name", ENDLESS)
 def test_what_never_ends_is_ended(world: World, name: str) -> None:
-    before = time.monotonic()
     own = replace(JOB, id=4_000_000 + os.getpid())  # others test beside this one
-    evaluate(world.text(ENDLESS[name]), [own])
-    assert time.monotonic() - before < 25 and world.harm() == []
+    before = time.monotonic()
+    evaluate(world.text(ENDLESS[name]), [own], limits=SHORT)
+    assert time.monotonic() - before < 5 and world.harm() == []  # less than LIMITS.seconds: the machine may be busy
     left = subprocess.run(["ps", "-eo", "ppid,args"], capture_output=True, text=True, check=True).stdout
     children = [line for line in left.splitlines() if line.split()[0] == str(os.getpid())]
     assert f"job{own.id}" not in left and not [line for line in children if "jail.py" in line]
+
+
+@needs_namespaces
+@pytest.mark.parametrize("limits", [Limits(seconds=0.4, processor=60), Limits(seconds=60, processor=1)], ids=str)
+def test_each_limit_ends_a_script_by_itself(limits: Limits) -> None:
+    before = time.monotonic()
+    found = evaluate("#!/bin/bash\nsrun python a.py\nwhile :; do :; done\n", [JOB], limits=limits)[0]
+    assert time.monotonic() - before < 15 and [each.name for each in found.started][:1] == ["srun"]
+    assert found.ended == (limits.processor == 1), "the processor's limit kills the script: it has an exit code"
+
+
+def test_the_limits_of_users_are_those_that_are_tested() -> None:
+    spec = sandbox._spec("", JOB, "job", {})
+    assert (spec["seconds"], spec["processor"]) == (8, 4) == (LIMITS.seconds, LIMITS.processor)
 
 
 @pytest.mark.parametrize(("name", "harm"), [("write", "files"), ("own kill", "process"), ("tcp", "network")])
