@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -64,19 +64,15 @@ def rule(check: Callable[[Script], Iterator[Hit]]) -> Callable[[Script], Iterato
     return check
 
 
-def check_script(script: Script, *, evaluate: bool = False) -> list[Finding]:
-    """Return what all rules find in a script, in the order of its lines. evaluate: let bash say what it starts, where a
-    sandbox can be made; otherwise its text alone is read."""
+def check_script(script: Script, only: Collection[str] | None = None) -> list[Finding]:
+    """Return what all rules find in a script, in the order of its lines. Bash says what it starts, where a sandbox can
+    be made; otherwise its text alone is read. only: these rules; bash is asked if one of them needs it."""
     import slurmddp.scripts.check.rules  # noqa: F401 - registers the rules
 
-    if evaluate:
-        from slurmddp.scripts.check.recorded import record, refine
-
-        if runs := record(script):
-            refine(script, runs)
     found = {
         (hit.line, each.id): Finding(str(script.path), hit.line, each, hit.severity or each.severity, hit.message)
         for each in RULES
+        if only is None or each.id in only
         for hit in each.check(script)
     }
     return sorted(found.values(), key=lambda each: (each.line, SEVERITIES.index(each.severity), each.rule.id))

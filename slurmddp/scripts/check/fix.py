@@ -11,6 +11,7 @@ from pathlib import Path
 
 from slurmddp.scripts.check.finding import Finding, check_script
 from slurmddp.scripts.check.launches import Step
+from slurmddp.scripts.check.recorded import record, same_programs
 from slurmddp.scripts.check.rules.common import services
 from slurmddp.scripts.check.script import Script, parse
 
@@ -22,6 +23,9 @@ _TEXT = {
     "crlf", "invisible-character", "no-shebang", "broken-continuation", "blank-in-assignment", "no-program",
     "sbatch-option", "sbatch-after-command", "sbatch-disabled", "sbatch-variable", "log-folder", "conda-activate",
 }  # fmt: skip
+
+#: Those of them, and the syntax, for which nothing has to be evaluated.
+_PURE = (_TEXT - {"no-program"}) | {"syntax"}
 
 Fix = Callable[["Draft", Finding], Iterator["Draft"]]
 #: What corrects the findings of a rule, in the order in which it is tried.
@@ -60,6 +64,11 @@ class Draft:
     def findings(self) -> list[Finding]:
         """Return what the rules find."""
         return check_script(self.script)
+
+    @cached_property
+    def in_text(self) -> list[Finding]:
+        """Return what the rules find that read its text alone."""
+        return check_script(self.script, _PURE)
 
     def line(self, at: int) -> str:
         """Return a line, counted from 1; empty, if there is none."""
@@ -104,39 +113,38 @@ class Fixed:
     doubt: str = ""  # why no launch was corrected, or nothing at all
 
 
-def fix_script(script: Script, only: Collection[str] | None = None, *, prove: bool = False) -> Fixed:
-    """Correct what can be corrected; only: by these rules. The script itself stays as it is. prove: where bash can
-    evaluate the script here, what corrects a launch counts only if the same programs start as before."""
+def fix_script(script: Script, only: Collection[str] | None = None) -> Fixed:
+    """Correct what can be corrected; only: by these rules. The script itself stays as it is. What corrects a launch
+    counts only if the same programs start as before."""
     import slurmddp.scripts.check.fixes  # noqa: F401 - registers the fixes
 
     draft = Draft(script.path, tuple(script.lines), tuple(range(1, len(script.lines) + 1)))
     done: list[Finding] = []
     tries, rules = iter(range(MOST_DRAFTS)), FIXES if only is None else only
-    while len(done) < MOST and (step := next(_steps(draft, rules, tries), None)):
-        finding, after = step
-        done.append(draft.origin(finding))
-        draft = after
+    for pure in (True, False):  # bash evaluates what can be read at last
+        while len(done) < MOST and (step := next(_steps(draft, rules, tries, pure=pure), None)):
+            finding, after = step
+            done.append(draft.origin(finding))
+            draft = after
     if any(each.rule.id == "syntax" for each in draft.findings):  # what else is in it, nobody can know
         findings = check_script(script)
         return Fixed(
             script.text, [], findings, tuple(range(1, len(script.lines) + 1)), doubt="bash cannot read the script"
         )
-    if prove and any(each.rule.id not in _TEXT for each in done):
-        from slurmddp.scripts.check.recorded import same_programs
-        from slurmddp.scripts.sandbox.evaluate import available
-
+    if any(each.rule.id not in _TEXT for each in done):
         text = fix_script(script, _TEXT & set(rules))  # what bash could not read before has no launch to compare
         same = same_programs(parse(text.text, script.path), draft.script)
-        if same is False:
-            why = "what corrects the launches would start other programs, or in other places"
-            return replace(text, doubt=why)
-        if same is None and available():
-            return replace(text, doubt="bash could not evaluate the script, so no correction of a launch is proven")
+        if not same:
+            unproven = "bash could not evaluate the script, so no correction of a launch is proven"
+            other = "what corrects the launches would start other programs, or in other places"
+            return replace(text, doubt=unproven if same is None else other)
     left = [draft.origin(each) for each in draft.findings]
     done.sort(key=lambda each: each.line)
     left.sort(key=lambda each: each.line)
     stopped = bool(left) and (len(done) == MOST or next(tries, None) is None)
     why = doubt(draft) if {each.rule.id for each in left} & (FIXES.keys() - _TEXT) else ""
+    if draft.script.is_shell and record(draft.script) is None:
+        why = "bash could not evaluate the script here, so only its text was read"
     return Fixed(draft.text, done, left, draft.origins, stopped, why)
 
 
@@ -147,7 +155,9 @@ def doubt(draft: Draft) -> str:
         return "bash does not read the script as it is meant"
     if services(draft.script):
         return "it starts several programs side by side"
-    if any(each.unsure for each in found.launches) or any(each.opaque for each in found.steps):
+    if any(each.unsure and not each.command.branch for each in found.launches) or any(
+        each.opaque for each in found.steps
+    ):
         return "what starts a program, or an option of srun, is known only when the job runs"
     if any(each.resources.unread or _part(draft.script, each) for each in found.steps):
         return "a step runs on a part of the nodes, or on nodes that are known only when the job runs"
@@ -161,10 +171,13 @@ def _part(script: Script, step: Step) -> bool:
     return launched and "nodelist" in step.options and not step.fan_out and step.resources.nodes != script.job.nodes
 
 
-def _steps(draft: Draft, rules: Collection[str], tries: Iterator[int]) -> Iterator[tuple[Finding, Draft]]:
-    read = not doubt(draft)
+def _steps(
+    draft: Draft, rules: Collection[str], tries: Iterator[int], *, pure: bool
+) -> Iterator[tuple[Finding, Draft]]:
+    rules = _PURE & set(rules) if pure else rules
+    read = not pure and not doubt(draft)
     for id, propose in FIXES.items():
-        for finding in draft.findings:
+        for finding in draft.in_text if pure else draft.findings:
             sure = read and (finding.severity == finding.rule.severity or id == "launcher-per-task")
             if finding.rule.id == id and id in rules and (sure or id in _TEXT):
                 for after in propose(draft, finding):
@@ -179,8 +192,9 @@ def _better(before: Draft, after: Draft, id: str) -> bool:
     """Tell whether a rule finds less, and bash still reads the script. Errors of other rules may come to light."""
 
     def found(draft: Draft, id: str) -> int:
-        return sum(each.rule.id == id for each in draft.findings)
+        return sum(each.rule.id == id for each in (draft.in_text if id in _PURE else draft.findings))
 
     return found(after, id) < found(before, id) and all(
-        found(after, each) <= found(before, each) for each in ("syntax", "undefined-variable")
+        found(after, each) <= found(before, each)
+        for each in (("syntax",) if id in _PURE else ("syntax", "undefined-variable"))
     )

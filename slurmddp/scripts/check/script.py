@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurmddp.errors import UserError
 from slurmddp.scripts.check.directives import Directive, Resources, asked, read_directives, slurm_variables
-from slurmddp.scripts.check.launches import Walk, Walker
-from slurmddp.scripts.check.values import Scope
+from slurmddp.scripts.check.shell import Command, commands
 from slurmddp.shared.files import read_plain
+
+if TYPE_CHECKING:
+    from slurmddp.scripts.check.launches import Found
 
 _LARGEST = 256 * 1024  # bytes; real scripts have a tenth of this
 
@@ -25,8 +29,41 @@ class Script:
     directives: list[Directive]
     late: list[int]  # #SBATCH lines that sbatch ignores
     job: Resources
-    found: Walk
-    batch: Scope = field(repr=False)
+    slurm: dict[str, str]  # Slurm's variables in the batch shell
+
+    @cached_property
+    def found(self) -> Found:
+        """Return what bash starts when it evaluates the script; nothing, where no sandbox can be made."""
+        from slurmddp.scripts.check.find import Finder
+        from slurmddp.scripts.check.launches import Found
+        from slurmddp.scripts.check.recorded import record
+
+        runs = record(self)
+        return Finder(self, runs).find() if runs else Found()
+
+    @cached_property
+    def commands(self) -> list[Command]:
+        """Return the commands of its text."""
+        return commands(self.text.replace("\r\n", "\n")) if self.is_shell else []
+
+    def commands_at(self, line: int) -> list[str]:
+        """Return the words of the first command that a line is a part of."""
+        return next((each.words for each in self.commands if each.words and each.line <= line <= each.last), [])
+
+    @property
+    def sourced(self) -> bool:
+        """Tell whether another file may set variables."""
+        words = [each.words for each in self.commands if each.words[:1] in (["source"], ["."])]
+        return any(not re.search(r"activate|conda\.sh", " ".join(each)) for each in words)
+
+    def inside(self, command: Command) -> list[Command]:
+        """Return the commands in the text that a command has for another bash: bash -c TEXT, or a here-document."""
+        found = commands(command.here.text, command.here.line) if command.here else []
+        for before, word, line in zip(command.words, command.words[1:], command.lines[1:], strict=False):
+            if re.fullmatch(r"-[a-z]*c", before) and word[:1] in ("'", '"'):
+                text = word[1:-1] if word[0] == "'" else re.sub(r'\\(["$`\\])', r"\1", word[1:-1])
+                found += commands(text, line)
+        return found
 
     def option(self, name: str) -> str | None:
         """Return the value of a #SBATCH option: the last one counts."""
@@ -45,7 +82,7 @@ class Script:
     @property
     def here_lines(self) -> set[int]:
         """Return the lines of here-documents."""
-        documents = [command.here for command, _, _ in self.found.seen if command.here]
+        documents = [command.here for command in self.commands if command.here]
         return {line for each in documents for line in range(each.line, each.line + each.text.count("\n"))}
 
     def assigned(self, name: str) -> int:
@@ -71,13 +108,7 @@ def parse(text: str, path: Path = Path("job.sbatch")) -> Script:
     options = {each.name: each.value for each in directives}
     if re.search(r"^#SBATCH\s+(het|pack)job", text, re.MULTILINE):
         options = {}  # several jobs in one, each with nodes of its own
-    job = asked(options)
-    batch = Scope(slurm_variables(options))
-    walker = Walker(job)
-    script = Script(path, text, lines, directives, late, job, walker.found, batch)
-    if script.is_shell:
-        walker.run(text.replace("\r\n", "\n"), 1, batch)
-    return script
+    return Script(path, text, lines, directives, late, asked(options), slurm_variables(options))
 
 
 def _only(lines: list[str]) -> list[str]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from itertools import count
 
 _REDIRECT = re.compile(r"\d*(<<<|<<-?|<>|>>|>\||[<>]&|[<>])|&>>?")
 _OPERATOR = re.compile(r"&&|\|\||\|&|;;&?|;&|[;|&()\n]")
@@ -36,8 +35,6 @@ class Command:
     then: str = ""  # the operator behind it
     loops: tuple[str, ...] = ()  # variables of the loops around it; "" for while and until
     branch: bool = False  # inside if or case, or behind || or a test and &&
-    blocks: tuple[int, ...] = ()  # numbers of the branches, loops and functions around it
-    looped: frozenset[int] = frozenset()  # those of loops
     function: str = ""
     input: str = ""
     output: str = ""
@@ -47,6 +44,11 @@ class Command:
     def line(self) -> int:
         """Return the line of the first word."""
         return self.lines[0] if self.lines else 0
+
+    @property
+    def last(self) -> int:
+        """Return the line of its end."""
+        return self.lines[-1] + self.words[-1].count("\n") if self.lines else 0
 
 
 def closing(text: str, at: int, end: str) -> int:
@@ -108,7 +110,6 @@ def word_end(text: str, at: int) -> int:
 
 
 _EMPTY = Command()
-_NUMBERS = count(1)  # of blocks
 
 
 class _Reader:
@@ -117,8 +118,8 @@ class _Reader:
         self.first = line
         self.found: list[Command] = []
         self.command = Command()
-        self.blocks: list[tuple[str, str, int]] = []
-        self.condition = 0  # the block of a command behind || or a test and &&
+        self.blocks: list[tuple[str, str]] = []
+        self.condition = False  # behind || or a test and &&
         self.pattern = False  # a pattern of a case follows
         self.waiting: list[tuple[Command, str, bool]] = []  # here-documents that begin at the next line
         self._known = (0, line)
@@ -192,8 +193,6 @@ class _Reader:
         self._end(sign)
         if sign in (";;", ";&", ";;&") and self.blocks:
             self.pattern = True
-            self.blocks.pop()
-            self._open("branch")
         if sign == "\n" and self.waiting:
             at = self._here_documents(at)
         return at
@@ -213,7 +212,7 @@ class _Reader:
         return min(at, len(self.text))
 
     def _open(self, kind: str, name: str = "") -> None:
-        self.blocks.append((kind, name, next(_NUMBERS)))
+        self.blocks.append((kind, name))
 
     def _end(self, sign: str) -> None:
         """Finish the current command: take shell keywords off its front, and keep the blocks they open or close."""
@@ -250,22 +249,17 @@ class _Reader:
                 lines.pop(1)
             elif first not in _STARTS:
                 break
-            elif first in ("else", "elif") and self.blocks:
-                self.blocks.pop()
-                self._open("branch")  # the other branch
             del words[0], lines[0]
         if words or command.here:
-            command.loops = tuple(name for kind, name, _ in self.blocks if kind == "loop")
-            command.branch = bool(self.condition) or any(kind == "branch" for kind, _, _ in self.blocks)
-            command.function = next((name for kind, name, _ in reversed(self.blocks) if kind == "function"), "")
-            command.blocks = tuple(number for _, _, number in self.blocks) + (self.condition,) * bool(self.condition)
-            command.looped = frozenset(number for kind, _, number in self.blocks if kind == "loop")
+            command.loops = tuple(name for kind, name in self.blocks if kind == "loop")
+            command.branch = self.condition or any(kind == "branch" for kind, _ in self.blocks)
+            command.function = next((name for kind, name in reversed(self.blocks) if kind == "function"), "")
             self.found.append(command)
         test = words and (words[0] in ("[", "test") or words[0].startswith(("[[", "((")))
         if sign == "||" or (sign == "&&" and test):
-            self.condition = next(_NUMBERS)
+            self.condition = True
         elif sign != "&&":
-            self.condition = 0
+            self.condition = False
 
 
 def commands(text: str, line: int = 1) -> list[Command]:

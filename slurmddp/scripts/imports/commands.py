@@ -12,6 +12,9 @@ from slurmddp.job.sensitive import is_secret_name
 from slurmddp.scripts.check.launches import PYTHON, base
 from slurmddp.scripts.check.shell import Command, commands
 from slurmddp.scripts.check.values import PER_TASK, expand, symbols
+from slurmddp.scripts.check.launches import PYTHON, Launch, base
+from slurmddp.scripts.check.shell import Command
+from slurmddp.scripts.check.values import PER_TASK, UNKNOWN, symbols
 from slurmddp.scripts.imports.imported import Imported
 
 _SETUP = {"module", "ml", "source", ".", "conda", "mamba", "micromamba", "spack", "ulimit", "umask", "pyenv"}
@@ -51,25 +54,32 @@ def given_by_others(name: str) -> bool:
     return ours or bool(_MEETING.fullmatch(name) or _OTHERS.fullmatch(name)) or name in ("HOSTNAME", "PATH", "PWD")
 
 
-def carry_commands(job: Imported, launched: Iterable[Command]) -> None:
-    """Carry over all commands but those that launch."""
+def carry_commands(job: Imported, launched: Iterable[Command], launch: Launch | None) -> None:
+    """Carry over all commands but those that launch. launch: the one that becomes the job file's."""
     launched = list(launched)
     skip = {(tuple(each.words), tuple(each.lines)) for each in launched}
     job.used = _names(job, " ".join(word for each in launched for word in each.words))
     own: dict[str, tuple[str, int]] = {}  # variables of the shell that no program sees, until a setup line needs them
-    seen = job.script.found.seen
-    inside = [each for each, _, scope in seen if scope.task and each.line]
+    inside = [each for command in launched for each in job.script.inside(command)] if launch and launch.step else []
+    inside = [each for each in inside if each.words and (tuple(each.words), tuple(each.lines)) not in skip]
     lines = [each.line for each in launched if each.line]
     first, last = min(lines, default=0), max(lines, default=math.inf)
-    contained = any(base(word) in ("apptainer", "singularity", "shifter") for _, words, _ in seen for word in words)
+    contained = any(base(word) in ("apptainer", "singularity", "shifter") for word in (launch.words if launch else ()))
     contained |= any("container-image" in each.options for each in job.script.found.steps)
-    for command in [*commands(job.script.text), *inside]:
+    for command in [*job.script.commands, *inside]:
         if (tuple(command.words), tuple(command.lines)) in skip or not command.words:
             for word in takewhile(_ASSIGNMENT.fullmatch, command.words):  # A=1 torchrun ...
+                name = word.partition("=")[0]
+                job.script.found.assigned[command.line, name] = (launch and launch.env(name)) or UNKNOWN
                 _assign(job, command, word, own, exported=True)
             continue
         words = command.words
-        if words[0] == "exit" and command.line < first and command not in inside and _certain(command):
+        if (
+            words[0] == "exit"
+            and (command.line < first or launch is None)
+            and command not in inside
+            and _certain(command)
+        ):
             job.leave(command.line, " ".join(words), "the script ends here, and starts nothing of what follows")
             continue
         if (added := _ADDED.match(words[0])) and added[1] in job.used:
@@ -77,6 +87,8 @@ def carry_commands(job: Imported, launched: Iterable[Command]) -> None:
         if contained and command in inside and words[0] in _SETUP:
             job.leave(command.line, " ".join(words), "runs in the container; setup lines run outside of it")
             continue
+        if command in inside and all(_ASSIGNMENT.fullmatch(word) for word in words[words[0] == "export" :]):
+            continue  # the recorded environment has them
         declared = words[0] in ("export", "declare", "typeset", "local", "readonly") and "-n" not in words
         exported = words[0] == "export" or (declared and any(re.match(r"-\w*x", word) for word in words[1:]))
         if declared or all(_ASSIGNMENT.fullmatch(word) for word in words):
@@ -91,10 +103,7 @@ def _names(job: Imported, text: str) -> set[str]:
     """Return the variables that a text uses, and those in their values."""
     names: set[str] = set()
     values = {
-        match[1]: match[2]
-        for each in commands(job.script.text)
-        for match in map(_ASSIGNMENT.fullmatch, each.words)
-        if match
+        match[1]: match[2] for each in job.script.commands for match in map(_ASSIGNMENT.fullmatch, each.words) if match
     }
     found = set(_NAME.findall(text))
     while found - names:
@@ -117,7 +126,7 @@ def _command(job: Imported, command: Command, own: dict[str, tuple[str, int]], l
     elif words[0] == "cd" and certain and len(words) == 2 and command.line > launch:
         job.prints.append(command.line)  # the ranks have started
     elif words[0] == "cd" and certain and len(words) == 2:
-        job.enter(command.line, text, expand(words[1], job.script.batch))
+        job.enter(command.line, text, job.script.found.assigned.get((command.line, "cd"), UNKNOWN))
     elif words[:2] == ["conda", "init"]:
         job.leave(command.line, text, "changes your ~/.bashrc; no job needs it", lost=False)
     elif words[:2] == ["mkdir", "-p"] and certain and not _COMPUTED.search(text):
@@ -143,7 +152,7 @@ def _certain(command: Command) -> bool:
 def only_prints(job: Imported, command: Command) -> bool:
     """Return whether a command only prints, checks or waits: nothing that the ranks see depends on it."""
     words = command.words
-    if any(each.function == words[0] for each, _, _ in job.script.found.seen):
+    if any(each.function == words[0] for each in job.script.commands):
         return True  # what the function does is judged where it is written
     step = next((each for each in job.script.found.steps if each.command.lines == command.lines), None)
     if step is not None and words[0] == "srun":
@@ -188,7 +197,7 @@ def _assign(job: Imported, command: Command, word: str, own: dict[str, tuple[str
 
 
 def _export(job: Imported, line: int, name: str, raw: str, own: dict[str, tuple[str, int]]) -> None:
-    value = expand(raw, job.script.batch)
+    value = job.script.found.assigned.get((line, name), UNKNOWN)
     if name in _GIVEN or name.startswith(("SLURMDDP_", "PET_", "TORCHELASTIC_")):
         job.leave(line, f"{name}={raw}", "slurmddp sets it", lost=False)
     elif _MEETING.fullmatch(name):

@@ -12,8 +12,8 @@ from slurmddp.scripts.check.rules.common import nodes_option, services
 from slurmddp.scripts.check.rules.launchers import ranks_per_launcher
 from slurmddp.scripts.check.rules.text import SECRET
 from slurmddp.scripts.check.shell import Command
-from slurmddp.scripts.check.values import Scope, expand_words, number, symbol_name
-from slurmddp.scripts.imports.commands import add_setup, only_prints
+from slurmddp.scripts.check.values import number, symbol_name
+from slurmddp.scripts.imports.commands import add_setup, given_by_others, only_prints
 from slurmddp.scripts.imports.imported import Imported
 from slurmddp.visible import one_line
 
@@ -27,16 +27,8 @@ _SRUN = {
     "kill-on-bad-exit", "wait", "jobid", "mem", "exclusive", "overlap", "exact", "job-name", "partition", "account",
 }  # fmt: skip
 _SAME_FOR_RANKS = {
-    "cpu-bind",
-    "label",
-    "unbuffered",
-    "kill-on-bad-exit",
-    "wait",
-    "overlap",
-    "exact",
-    "quiet",
-    "verbose",
-}
+    "cpu-bind", "label", "unbuffered", "kill-on-bad-exit", "wait", "overlap", "exact", "quiet", "verbose",
+}  # fmt: skip
 _MPI = {"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun", "composer", "horovodrun"}
 _GLOB = re.compile(r"[*?]|\{[^{}\s]*(,|\.\.)[^{}\s]*\}")
 _TRANSPARENT = {"exec", "time", "command", "nohup", "env"}
@@ -73,7 +65,8 @@ def refuse_others(job: Imported, started: Sequence[tuple[int, str]] = ()) -> Non
     ]  # fmt: skip
     found += started
     found += [(each.line, "several programs side by side") for each in services(script) if not only_prints(job, each)]
-    for command, words, _ in script.found.seen:
+    for command in script.commands:
+        words = command.words or [""]
         names = [base(word) for word in words]
         if any(word.startswith("--het-group") for word in words):
             found.append((command.line, "heterogeneous jobs"))
@@ -95,17 +88,14 @@ def refuse_others(job: Imported, started: Sequence[tuple[int, str]] = ()) -> Non
 
 def launch_commands(job: Imported, launch: Launch | None) -> list[Command]:
     """Return the commands that start the program: the launcher's, and those around it."""
-    started = [each.command for each in job.script.found.launches]
-    around = [
-        command for command, words, scope in job.script.found.seen
-        if "srun" in words and (launch is None or (launch.step and launch.step.line in command.lines))
-    ]  # fmt: skip
-    return [*started, *around]
+    found = job.script.found.launches
+    started = [each.command for each in found] + [each.step.command for each in found if each.step]
+    return started if launch else []
 
 
 def carry_program(job: Imported, launch: Launch) -> None:
     """Carry over program, arguments, ranks and container."""
-    words = _words(job, launch)
+    words = list(launch.words)
     at, module = _program(launch)
     word = launch.program[at] if at < len(launch.program) else ""
     program = job.path(word) if word else None
@@ -132,24 +122,36 @@ def carry_program(job: Imported, launch: Launch) -> None:
     before = [word for word in launch.program[:at] if word not in ("-u", "-m")]
     if before:
         job.leave(launch.line, " ".join(before), f"option of {launch.kind}")
-    around = [word for word in (launch.remote, *launch.wrapper) if word]
-    while around and (around[0] in _TRANSPARENT or re.match(r"[A-Za-z_]\w*=", around[0])):
-        name, equals, value = around.pop(0).partition("=")
-        if equals and (text := job.text(value)) is not None:
-            job.keys[("environment", name)] = text
-        elif equals:
-            job.leave(launch.line, f"{name}={value}", "its value is known only when the job runs")
+    _environment(job, launch)
+    around = list(launch.wrapper)
+    while around and around[0] in _TRANSPARENT:
+        around.pop(0)
     if around and base(around[0]) not in ("apptainer", "singularity", "shifter", "uv"):
         job.leave(launch.line, " ".join(around), f"in front of {launch.kind}")
+
+
+def _environment(job: Imported, launch: Launch) -> None:
+    """Carry over what only the tasks have: of env, of a shell in the task, or before the program's name."""
+    batch = {name for _, name in job.script.found.assigned}
+    for name, value in launch.environment.items():
+        if name in batch or given_by_others(name) or not re.search(rf"\b{re.escape(name)}=", job.script.text):
+            continue
+        if (text := job.text(value)) is not None:
+            job.keys[("environment", name)] = text
+        else:
+            job.leave(launch.line, f"{name}=...", "its value is known only when the job runs")
 
 
 def _start(job: Imported, launch: Launch) -> None:
     """Leave what decides whether, how often, on which nodes and with which files the program starts."""
     step, nodes, text = launch.step, job.script.job.nodes, " ".join(launch.command.words)
-    calls = [words for command, words, _ in job.script.found.seen if words[0] == launch.function and not command.branch]
-    if launch.branch or (launch.function and len(calls) != 1):
+    outer = step.command if step else launch.command
+    calls = [each for each in job.script.commands if each.words[:1] == [outer.function] and not each.branch]
+    if outer.branch or (outer.function and len(calls) != 1):
         job.leave(launch.line, text, "in a branch or function: the job file always starts it, once")
-    if launch.loops and not (step and step.fan_out):
+    elif launch.unsure:
+        job.leave(launch.line, text, "whether it starts so is known only when the job runs")
+    if outer.loops and not (step and step.fan_out):
         job.leave(launch.line, text, "in a loop: the job file starts it once")
     told = number(nodes_option(launch))
     if step and step.resources.gpus_per_node != job.script.job.gpus_per_node:
@@ -238,14 +240,6 @@ def _options(job: Imported, launch: Launch) -> None:
             job.leave(line, text, "option of srun", lost=not same)
 
 
-def _words(job: Imported, launch: Launch) -> list[str]:
-    """Return the expanded words around the program, from srun on."""
-    line = launch.step.line if launch.step else launch.line
-    own = [words for command, words, _ in job.script.found.seen if command is launch.command]
-    around = [words for command, words, _ in job.script.found.seen if line in command.lines and "srun" in words]
-    return [word for words in [*around[:1], *own[:1]] for word in words]
-
-
 def _program(launch: Launch) -> tuple[int, bool]:
     """(index of the script in the program's words, whether it is the name of a module)."""
     if launch.kind != "python":
@@ -275,7 +269,7 @@ def _arguments(job: Imported, launch: Launch, words: list[str]) -> None:
             job.leave(launch.line, f"argument {option} ...".replace("  ", " "), why)
         elif value is None:
             option = args.pop() if args and args[-1].startswith("--") and "=" not in args[-1] else ""
-            text = " ".join(filter(None, [option, _raw(launch, word)]))
+            text = " ".join(filter(None, [option, _raw(launch, word, option)]))
             from_sbatch = re.search(r"\$\{?[@*1-9]", text)
             reason = "from sbatch's command line: add it behind --" if from_sbatch else "known only when the job runs"
             if job.environment.get(symbol_name(word, "?")):
@@ -290,16 +284,23 @@ def _arguments(job: Imported, launch: Launch, words: list[str]) -> None:
         job.set("train.args", args)
 
 
-def _raw(launch: Launch, word: str) -> str:
-    """Return an argument as it is written."""
+def _raw(launch: Launch, word: str, option: str = "") -> str:
+    """Return an argument as it is written. option: the word before it."""
     written: list[str] = [*launch.command.words, *(launch.step.command.words if launch.step else ())]
-    scope: Scope | None = launch.scope
-    while scope is not None:
-        for raw in written:
-            if word in expand_words(raw, scope):
-                return raw
-        scope = scope.parent
+    name = symbol_name(word, "?")
+    parts = [part for part in re.split("\0[^\0]*\0", word) if part]
+    if option in written[:-1]:
+        return written[written.index(option) + 1]
+    for raw in written:
+        if name and re.search(rf"\$\{{?{name}\b|\$[@*]", raw):
+            return raw
+        if word == raw.strip("'\"") or (not name and "\0" in word and re.search("[$`]", raw) and _holds(raw, parts)):
+            return raw
     return word
+
+
+def _holds(raw: str, parts: list[str]) -> bool:
+    return all(part in raw for part in parts)
 
 
 def _leave_secret(job: Imported, launch: Launch, option: str) -> None:

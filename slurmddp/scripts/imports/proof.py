@@ -13,6 +13,8 @@ from typing import Any
 from slurmddp.container import SIF_PROGRAMS
 from slurmddp.scripts.check.launches import base, launcher_options
 from slurmddp.scripts.check.recorded import programs, record, unset_names
+from slurmddp.scripts.check.launches import base, launcher_options, programs
+from slurmddp.scripts.check.recorded import record, unset_names
 from slurmddp.scripts.imports.commands import given_by_others
 from slurmddp.scripts.imports.imported import Imported, shown_variable
 from slurmddp.scripts.sandbox.evaluate import HOME, SUBMIT, Evaluated, Started, number
@@ -23,18 +25,8 @@ _WRAPPERS = {
 }  # fmt: skip
 #: Wrappers that change nothing of what the ranks do, or have a key.
 _TRANSPARENT = {
-    "srun",
-    "apptainer",
-    "singularity",
-    "nohup",
-    "setsid",
-    "time",
-    "uv",
-    "stdbuf",
-    "conda",
-    "mamba",
-    "micromamba",
-}
+    "srun", "apptainer", "singularity", "nohup", "setsid", "time", "uv", "stdbuf", "conda", "mamba", "micromamba",
+}  # fmt: skip
 #: What only shows something, or becomes a line of setup.
 _HARMLESS = {
     "module", "ml", "source", ".", "ulimit", "hostname", "squeue", "sinfo", "sacct", "scontrol", "nvidia-smi", "which",

@@ -14,7 +14,6 @@ from slurmddp.launch.named_file import JOB_SUFFIXES, job_name
 from slurmddp.launch.prepare import prepare
 from slurmddp.launch.schemas import schema_file
 from slurmddp.scripts.check.fix import fix_script
-from slurmddp.scripts.check.recorded import known_program, refine
 from slurmddp.scripts.check.script import parse, read
 from slurmddp.scripts.imports.commands import carry_commands
 from slurmddp.scripts.imports.imported import Imported
@@ -60,20 +59,19 @@ def import_script(path: Path, site: str | None, shown: str) -> JobText:
     job = Imported(parse(fixed.text, path), fixed.origins, layer.tree)
     runs = evaluated(job)
     refuse_others(job, refuse_started(job, runs or ()))
-    if runs:
-        refine(job.script, runs[:2])
     job.set("name", job_name(path))
     job.set("site", made.site)
     carry_options(job)
     launch = main_launch(job)
-    carry_commands(job, launch_commands(job, launch))
+    carry_commands(job, launch_commands(job, launch), launch)
     problems = []
-    if launch is None:
+    if launch:
+        carry_program(job, launch)
+    elif runs:
         problems.append("no launch of torchrun, accelerate, deepspeed or python was found: set train.script")
     else:
-        if runs:
-            known_program(launch, runs[:2])
-        carry_program(job, launch)
+        problems.append("bash could not evaluate the script here, so no launch of it is known: set train.script")
+    if launch or runs is None:
         prove(job, runs)
     job.withhold()
     text = _text(job, path, shown)
@@ -107,12 +105,21 @@ def _text(job: Imported, path: Path, shown: str) -> str:
     lines = [
         f"# Made by `slurmddp import {one_line(str(path))}`. Preview it:  slurmddp submit {shown} --dry-run",
         f"# yaml-language-server: $schema={address(schema_file('job'))}",
+        f"# What slurmddp adds to the script: {_added(job)}.",
         *_comments(job),
         "",
     ]
     tree["resources"] = {name: tree["resources"][name] for name in _RESOURCES if name in tree["resources"]}
     body = {name: value for name, value in tree.items() if value not in ({}, [])}
     return "\n".join(lines) + yaml.safe_dump(body, sort_keys=False, width=10**6, allow_unicode=True)
+
+
+def _added(job: Imported) -> str:
+    requeue = job.keys.get(("recovery", "requeue")) != "never"
+    added = ["requeue (recovery.requeue)"] * requeue
+    return ", ".join(
+        [*added, "a stop before the time limit (timeouts.stop)", "restarts of ranks (launch.max_restarts)"]
+    )
 
 
 def _comments(job: Imported) -> list[str]:

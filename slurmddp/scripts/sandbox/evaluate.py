@@ -19,6 +19,9 @@ from typing import Any
 _HERE = Path(__file__).parent
 SUBMIT = "/.user/1/2/3/4/submit"  # deep, for scripts that go up from there
 HOME = "/.home"
+TMPDIR = "/tmp/.user"
+UNKNOWN = "\0unknown"  # the text of a file that holds another number in each job
+USER_ID = 48217  # in the sandbox: not root, so exec drops all capabilities
 #: Bytes of the error output and of a word that are looked at.
 _MOST_ERRORS, _LONGEST_WORD = 64 * 1024, 128 * 1024
 #: Filters that are real: they read, and print.
@@ -36,10 +39,28 @@ _STUBS = """
     netstat lsof fuser kill pkill df du free tar unzip dd mount umount unshare nsenter su sudo sync getent
     accelerate-launch wandb huggingface-cli jq bc nc
 """
+#: Options of srun that take no value, or one behind `=` only.
+SRUN_FLAGS = {
+    "label", "unbuffered", "verbose", "overlap", "exact", "exclusive", "pty", "quiet", "oversubscribe", "hold",
+    "overcommit", "contiguous", "no-kill", "multi-prog", "preserve-env", "disable-status", "no-allocate", "test-only",
+    "kill-on-bad-exit", "propagate",
+    "spread-job", "use-min-nodes", "reboot", "container-writable", "no-container-writable", "container-readonly",
+    "container-remap-root", "no-container-remap-root", "container-mount-home", "no-container-mount-home",
+    "no-container-entrypoint", "whole", "async", "bcast", "compress", "consolidate-segments", "external-launcher",
+    "help", "immediate", "nice", "oom-kill-step", "parsable", "quit-on-interrupt", "resv-ports", "send-libs",
+    "spread-segments", "stepmgr", "usage", "version", "wait-for-children", "x11",
+}  # fmt: skip
 _VALUES = "-B|--bind|--mount|--pwd|-W|--env|-H|--home|-o|--overlay|--workdir|-S|--scratch|--env-file|--app|--security"
 _OWN = re.compile(r"SANDBOX_\w+|BASH_ENV|_|SHLVL|OLDPWD|PWD|BASH_FUNC_.*")
 _SLASH = re.compile(
     r"line \d+: (\S[^\n]{0,500}?): (?:No such file or directory|Permission denied|Is a directory)$", re.MULTILINE
+)
+
+
+#: What a filter says of a file that is not there: it is in the job, with something in it that nobody knows.
+_READ = re.compile(
+    r"^(?:\w+: )(?:can't read |cannot open )?'?(\S[^\n:']{0,500})'?(?: for reading)?: No such file or directory$",
+    re.MULTILINE,
 )
 
 
@@ -93,16 +114,19 @@ class Job:
     variables: Mapping[str, str] = field(default_factory=dict)
     slurm: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()  # of the script, behind its name on sbatch's command line
+    role: str = ""  # what it is imagined for
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What one imagined job started, in order. ended: the script ended by itself, within its limits."""
+    """What one imagined job started, in order. ended: the script ended by itself, within its limits. assigned: line,
+    name and value of each assignment of the batch shell; `cd` and the argument of each change of folder."""
 
     job: Job
     started: tuple[Started, ...]
     ended: bool
     errors: str = ""
+    assigned: tuple[tuple[int, str, str], ...] = ()
 
 
 class Unavailable(Exception):
@@ -128,8 +152,8 @@ def evaluate(
         found = list(map(_read, jobs, answers))
         if not all(each.ended for each in found):
             break
-        asked = {path for each in found for path in _SLASH.findall(each.errors)}
-        new = _next(asked, missing)
+        new = _next({path for each in found for path in _SLASH.findall(each.errors)}, missing, stub())
+        new |= _next({path for each in found for path in _READ.findall(each.errors)}, {**missing, **new}, UNKNOWN)
         if not new:
             break
         missing |= new
@@ -139,8 +163,8 @@ def evaluate(
 _OURS = re.compile(r"/(dev|proc|sys|usr|lib\w*|s?bin|var|\.sandbox|\.keep)(/|$)")
 
 
-def _next(asked: set[str], known: Mapping[str, str]) -> dict[str, str]:
-    """Return what to put in the place of paths that were not there: a folder for them first, then a program."""
+def _next(asked: set[str], known: Mapping[str, str], text: str) -> dict[str, str]:
+    """Return what to put in the place of paths that were not there: a folder for them first, then a file."""
     new: dict[str, str] = {}
     for path in sorted(asked)[:40]:
         whole = "/" + os.path.normpath(path if path.startswith("/") else f"{SUBMIT}/{path}").lstrip("/")
@@ -150,7 +174,7 @@ def _next(asked: set[str], known: Mapping[str, str]) -> dict[str, str]:
         if folder not in known and os.path.dirname(whole) not in ("/", SUBMIT):
             new[folder] = ""
         elif whole not in known:
-            new[whole] = stub()
+            new[whole] = text
     return new
 
 
@@ -185,8 +209,6 @@ def _run(specs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @lru_cache(maxsize=1)
 def stub() -> str:
     """Return the text of the program that stands for all others."""
-    from slurmddp.scripts.sandbox.flags import SRUN_FLAGS
-
     text = (_HERE / "stub.sh").read_text(encoding="utf-8")
     return text.replace("@FLAGS@", f" {' '.join(sorted(SRUN_FLAGS))} ").replace("@CONTAINER@", _VALUES)
 
@@ -206,19 +228,24 @@ def _spec(text: str, job: Job, name: str, files: Mapping[str, str], limits: Limi
     name = re.sub(r"[^\w.-]", "_", Path(name).name) or "job"
     spool = f"/var/spool/slurmd/job{job.id}/slurm_script"
     words = {match for match in re.findall(r"\bexec\s+([A-Za-z][\w.+-]*)", text) if match not in _REAL.split()}
-    beside = {path if path.startswith("/") else f"{SUBMIT}/{path}": content for path, content in files.items()}
-    nodes = len(job.hosts)
+    beside = {
+        path if path.startswith("/") else f"{SUBMIT}/{path}": f"{job.unknown}\n" if content == UNKNOWN else content
+        for path, content in files.items()
+    }
+    nodes, cpus = len(job.hosts), 40 + job.id % 97  # other ones in each job
     environment = {
         "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "USER": "sandboxuser", "LOGNAME": "sandboxuser",
         "SHELL": "/bin/bash",
-        "LANG": "C", "TMPDIR": "/tmp", "HOSTNAME": job.hosts[0], "SLURMD_NODENAME": job.hosts[0],
-        "SLURM_JOB_ID": str(job.id), "SLURM_JOBID": str(job.id), "SLURM_JOB_NAME": "job", "SLURM_SUBMIT_DIR": SUBMIT,
+        "LANG": "C", "TMPDIR": TMPDIR, "HOSTNAME": job.hosts[0], "SLURMD_NODENAME": job.hosts[0],
+        "SLURM_JOB_ID": str(job.id), "SLURM_JOBID": str(job.id), "SLURM_JOB_NAME": f"name{job.id}",
+        "SLURM_SUBMIT_DIR": SUBMIT,
         "SLURM_SUBMIT_HOST": "login1", "SLURM_JOB_NODELIST": job.nodelist, "SLURM_NODELIST": job.nodelist,
         "SLURM_JOB_NUM_NODES": str(nodes), "SLURM_NNODES": str(nodes), "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
         "SLURM_NODEID": "0", "SLURM_TASKS_PER_NODE": f"{job.tasks_per_node}" + (f"(x{nodes})" if nodes > 1 else ""),
-        "SLURM_JOB_PARTITION": "part", "SLURM_JOB_ACCOUNT": "acct", "SLURM_CLUSTER_NAME": "cluster",
+        "SLURM_JOB_PARTITION": f"part{job.id}", "SLURM_JOB_ACCOUNT": f"acct{job.id}",
+        "SLURM_CLUSTER_NAME": f"cluster{job.id}",
         "SLURM_GPUS_ON_NODE": str(job.gpus),
-        "SLURM_CPUS_ON_NODE": "64", "SLURM_JOB_CPUS_PER_NODE": f"64(x{nodes})",
+        "SLURM_CPUS_ON_NODE": str(cpus), "SLURM_JOB_CPUS_PER_NODE": f"{cpus}(x{nodes})",
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(job.gpus))),
         **job.slurm, **job.variables,
         "BASH_ENV": "/.sandbox/prelude", "SANDBOX_HOSTS": " ".join(job.hosts), "SANDBOX_TPN": str(job.tasks_per_node),
@@ -228,12 +255,13 @@ def _spec(text: str, job: Job, name: str, files: Mapping[str, str], limits: Limi
     return {
         "files": {
             "/.sandbox/stub": stub(), "/.sandbox/prelude": (_HERE / "prelude.sh").read_text(encoding="utf-8"),
-            spool: text, f"{SUBMIT}/{name}": text, f"{HOME}/.keep": "", "/.conda/.keep": "", **beside,
+            spool: text, f"{SUBMIT}/{name}": text, f"{HOME}/.keep": "", f"{TMPDIR}/.keep": "", "/.conda/.keep": "",
+            **beside,
         },
         "binds": _binds(),
         "links": {f"/usr/bin/{each}": "/.sandbox/stub" for each in {*_STUBS.split(), *words} - set(_REAL.split())},
         "env": environment, "argv": ["/bin/bash", spool, *job.arguments], "folder": os.path.join(SUBMIT, job.folder),
-        "host": job.hosts[0], "seconds": limits.seconds, "processor": limits.processor,
+        "host": job.hosts[0], "user": USER_ID, "seconds": limits.seconds, "processor": limits.processor,
     }  # fmt: skip
 
 
@@ -247,8 +275,14 @@ def _read(job: Job, answer: Mapping[str, Any]) -> Evaluated:
         return Evaluated(job, (), False, str(answer["error"]))
     records = {str(name): str(text) for name, text in dict(answer["records"]).items()}
     errors = records.pop("stderr", "")[-_MOST_ERRORS:]
+    parts = records.pop("assigned", "").split("\0")
+    assigned = [
+        (line, name, value)
+        for at, name, value in zip(parts[::3], parts[1::3], parts[2::3], strict=False)
+        if (line := number(at)) and re.fullmatch(r"[A-Za-z_]\w{0,99}", name) and len(value) < _LONGEST_WORD
+    ]
     started = sorted(_started(job, records), key=lambda each: each.order)
-    return Evaluated(job, tuple(started), bool(answer["ended"]), errors)
+    return Evaluated(job, tuple(started), bool(answer["ended"]), errors, tuple(assigned))
 
 
 def number(text: str) -> int | None:

@@ -1,8 +1,8 @@
 """Run one command in namespaces of its own: no network, no outside process, no file of the user, limits on everything.
 
 A program of its own, started as `python -I -S jail.py` with a JSON list of runs on stdin; it writes what each recorded
-as JSON. Each run is {files, binds, links, env, argv, folder, host, seconds, processor}. It needs no helper but Linux
-namespaces.
+as JSON. Each run is {files, binds, links, env, argv, folder, host, user, seconds, processor}. It needs no helper but
+Linux namespaces.
 
 The caller is replaced by an ordinary user first (nobody, if root starts it), so that nothing of root is within reach.
 The root of the file system is a small tmpfs: bash, its libraries and the filters are mounted into it, read-only."""
@@ -23,7 +23,6 @@ from typing import Any, NoReturn
 
 RECORDS = "/.sandbox/records"
 _NOBODY = 65534
-_INSIDE = 1000  # the user's number in the sandbox: not root, so exec drops all capabilities
 _NEWNS, _NEWUSER = 0x20000, 0x10000000
 _SPACES = _NEWNS | 0x20000000 | 0x8000000 | 0x4000000 | 0x40000000  # mount, pid, ipc, uts, net
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
@@ -73,8 +72,8 @@ def _leave_keyring() -> None:
         raise OSError(ctypes.get_errno(), "keyctl")  # EPERM: no keyctl works here, neither in the sandbox
 
 
-def _user() -> None:
-    """Become an ordinary user in a user namespace of its own."""
+def _user(inside: int) -> None:
+    """Become an ordinary user in a user namespace of its own, in which its number is another one."""
     _leave_keyring()
     if os.geteuid() == 0:
         os.setgroups([])
@@ -83,7 +82,7 @@ def _user() -> None:
         _libc.prctl(4, 1, 0, 0, 0)  # dumpable again, to write its own map
     uid, gid = os.getuid(), os.getgid()
     _call("unshare", _NEWUSER)
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{_INSIDE} {uid} 1"), ("gid_map", f"{_INSIDE} {gid} 1")):
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{inside} {uid} 1"), ("gid_map", f"{inside} {gid} 1")):
         number = os.open(f"/proc/self/{name}", os.O_WRONLY)
         os.write(number, text.encode())
         os.close(number)
@@ -245,7 +244,7 @@ def main() -> None:
     _libc.prctl(1, signal.SIGKILL, 0, 0, 0)
     runs = json.load(sys.stdin)
     try:
-        _user()
+        _user(runs[0]["user"] if runs else 1)
         _libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # which a change of the user takes away
         answers: list[dict[str, Any]] = []
         for run in runs:  # after one that does not end, the others would only take time

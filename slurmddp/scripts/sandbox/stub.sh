@@ -4,49 +4,55 @@
 trap - DEBUG
 set +eufT
 unset -f cd source . pushd ulimit command_not_found_handle
-name=${0##*/}
-whole=${0#/usr/bin/}
-if [[ $0 = /.sandbox/stub ]]; then whole=${1-} name=${1##*/}; shift; fi
+__name=${0##*/}
+__whole=${0#/usr/bin/}
+if [[ $0 = /.sandbox/stub ]]; then __whole=${1-} __name=${1##*/}; shift; fi
 
-streams=("$(readlink "/proc/$$/fd/0")" "$(readlink "/proc/$$/fd/1")" "$(readlink "/proc/$$/fd/2")")
+__streams=("$(readlink "/proc/$$/fd/0")" "$(readlink "/proc/$$/fd/1")" "$(readlink "/proc/$$/fd/2")")
 
 record() {
     # words, folder, standard input, output and error, environment
     {
-        printf '%s\0' "$#" "$@" "$(pwd -P)" "${streams[@]}"
+        printf '%s\0' "$#" "$@" "$(pwd -P)" "${__streams[@]}"
         cat "/proc/$$/environ"
     } >"/.sandbox/records/$$" 2>/dev/null
 }
-unknown() { if [[ ${streams[1]} = pipe:* ]]; then echo "$SANDBOX_UNKNOWN"; fi; }
+unknown() { # what it prints; a search for a free port finds another one in each task
+    local __found=$SANDBOX_UNKNOWN __procid=${SANDBOX_TASK#*:}
+    case "$__name $*" in
+        ss\ * | lsof\ * | netstat\ * | uuidgen\ * | openssl\ * | *socket* | *free*port*) [[ $__procid ]] && __found=$((__found + 1 + ${__procid%%:*})) ;;
+    esac
+    if [[ ${__streams[1]} = pipe:* ]]; then echo "$__found"; fi
+}
 expand_hosts() {
-    local part list=$1 first last
-    if [[ -z $list || $list = "$SLURM_JOB_NODELIST" ]]; then printf '%s\n' $SANDBOX_HOSTS; return; fi
-    while [[ $list ]]; do
-        if [[ $list =~ ^([^,\[]*)\[([0-9,-]+)\](,|$)(.*) ]]; then
-            local stem=${BASH_REMATCH[1]} ranges=${BASH_REMATCH[2]} rest=${BASH_REMATCH[4]}
-            for part in ${ranges//,/ }; do
-                first=${part%-*} last=${part#*-}
-                for ((n = 10#$first; n <= 10#$last; n++)); do printf "%s%0${#first}d\n" "$stem" "$n"; done
+    local __part __list=$1 __first __last
+    if [[ -z $__list || $__list = "$SLURM_JOB_NODELIST" ]]; then printf '%s\n' $SANDBOX_HOSTS; return; fi
+    while [[ $__list ]]; do
+        if [[ $__list =~ ^([^,\[]*)\[([0-9,-]+)\](,|$)(.*) ]]; then
+            local __stem=${BASH_REMATCH[1]} __ranges=${BASH_REMATCH[2]} __rest=${BASH_REMATCH[4]}
+            for __part in ${__ranges//,/ }; do
+                __first=${__part%-*} __last=${__part#*-}
+                for ((__n = 10#$__first; __n <= 10#$__last; __n++)); do printf "%s%0${#__first}d\n" "$__stem" "$__n"; done
             done
-            list=$rest
+            __list=$__rest
         else
-            echo "${list%%,*}"
-            [[ $list = *,* ]] && list=${list#*,} || list=
+            echo "${__list%%,*}"
+            [[ $__list = *,* ]] && __list=${__list#*,} || __list=
         fi
     done
 }
 address() { # of a node: 10.0.0.N
-    local n=1 host
-    for host in $SANDBOX_HOSTS; do [[ $host = "$1" ]] && break; n=$((n + 1)); done
-    echo "10.0.0.$n"
+    local __n=1 __host
+    for __host in $SANDBOX_HOSTS; do [[ $__host = "$1" ]] && break; __n=$((__n + 1)); done
+    echo "10.0.0.$__n"
 }
 run_in_task() { # procid localid nodeid words...
-    local host=$1 procid=$2 localid=$3 nodeid=$4
+    local __host=$1 __procid=$2 __localid=$3 __nodeid=$4
     shift 4
-    export SLURM_PROCID=$procid SLURM_LOCALID=$localid SLURM_NODEID=$nodeid SLURM_STEP_ID=0 SLURM_STEPID=0
-    export SLURMD_NODENAME=$host HOSTNAME=$host SLURM_STEP_NODELIST=$SLURM_JOB_NODELIST SLURM_TASK_PID=$((4000 + procid))
-    export SLURM_GTIDS=$procid SLURM_SRUN_COMM_HOST=10.0.0.1 SLURM_LAUNCH_NODE_IPADDR=10.0.0.1
-    SANDBOX_TASK="$$:$procid:$nodeid" start "$@"
+    export SLURM_PROCID=$__procid SLURM_LOCALID=$__localid SLURM_NODEID=$__nodeid SLURM_STEP_ID=0 SLURM_STEPID=0
+    export SLURMD_NODENAME=$__host HOSTNAME=$__host SLURM_STEP_NODELIST=$SLURM_JOB_NODELIST SLURM_TASK_PID=$((4000 + __procid))
+    export SLURM_GTIDS=$__procid SLURM_SRUN_COMM_HOST=10.0.0.1 SLURM_LAUNCH_NODE_IPADDR=10.0.0.1
+    SANDBOX_TASK="$$:$__procid:$__nodeid" start "$@"
 }
 start() { # what bash or a wrapper would start; a path that is not there is recorded, too
     if [[ $1 = */* && ! -x $1 ]] || ! type -P -- "$1" >/dev/null; then /.sandbox/stub "$@"; else command "$@"; fi
@@ -61,43 +67,43 @@ takes_value() { # whether an option of srun is followed by its value
     esac
 }
 srun() {
-    local nodes= ntasks= tpn= list= export= relative=0 word value hosts picked=() per count procid node
+    local __nodes= __ntasks= __tpn= __list= __export= __relative=0 __word __value __hosts __picked=() __per __count __procid __node
     while [[ ${1-} = -* ]]; do
-        word=$1 value=
+        __word=$1 __value=
         shift
-        [[ $word = -- ]] && break
-        case $word in --*=*) value=${word#*=} word=${word%%=*} ;; esac
-        if [[ -z $value ]] && takes_value "$word"; then value=${1-}; shift; fi
-        if [[ $word != --* && ${#word} -gt 2 ]]; then value=${word:2} word=${word:0:2} value=${value#=}; fi
-        case $word in
-            -N | --nodes) nodes=${value%%-*} ;; -n | --ntasks) ntasks=$value ;; -w | --nodelist) list=$value ;;
-            --ntasks-per-node | --tasks-per-node) tpn=$value ;; --export) export=$value ;; -r | --relative) relative=$value ;;
+        [[ $__word = -- ]] && break
+        case $__word in --*=*) __value=${__word#*=} __word=${__word%%=*} ;; esac
+        if [[ -z $__value ]] && takes_value "$__word"; then __value=${1-}; shift; fi
+        if [[ $__word != --* && ${#__word} -gt 2 ]]; then __value=${__word:2} __word=${__word:0:2} __value=${__value#=}; fi
+        case $__word in
+            -N | --nodes) __nodes=${__value%%-*} ;; -n | --ntasks) __ntasks=$__value ;; -w | --nodelist) __list=$__value ;;
+            --ntasks-per-node | --tasks-per-node) __tpn=$__value ;; --export) __export=$__value ;; -r | --relative) __relative=$__value ;;
         esac
     done
     [[ ${1-} ]] || return 0
-    hosts=($SANDBOX_HOSTS)
-    [[ $list ]] && hosts=($(expand_hosts "$list"))
-    hosts=("${hosts[@]:$((relative + 0))}")
-    [[ $nodes =~ ^[0-9]+$ ]] || nodes=${#hosts[@]}
-    if ! [[ $ntasks =~ ^[0-9]+$ ]]; then
-        if [[ $tpn =~ ^[0-9]+$ ]]; then ntasks=$((nodes * tpn))
-        elif [[ ${SLURM_NTASKS-} =~ ^[0-9]+$ && $nodes = "$SLURM_JOB_NUM_NODES" ]]; then ntasks=$SLURM_NTASKS
-        else ntasks=$((nodes * ${SANDBOX_TPN:-1})); fi
+    __hosts=($SANDBOX_HOSTS)
+    [[ $__list ]] && __hosts=($(expand_hosts "$__list"))
+    __hosts=("${__hosts[@]:$((__relative + 0))}")
+    [[ $__nodes =~ ^[0-9]+$ ]] || __nodes=${#__hosts[@]}
+    if ! [[ $__ntasks =~ ^[0-9]+$ ]]; then
+        if [[ $__tpn =~ ^[0-9]+$ ]]; then __ntasks=$((__nodes * __tpn))
+        elif [[ ${SLURM_NTASKS-} =~ ^[0-9]+$ && $__nodes = "$SLURM_JOB_NUM_NODES" ]]; then __ntasks=$SLURM_NTASKS
+        else __ntasks=$((__nodes * ${SANDBOX_TPN:-1})); fi
     fi
-    ((ntasks > 0)) || ntasks=1
-    ((nodes > ntasks)) && nodes=$ntasks
-    ((nodes > 0)) || nodes=1
-    per=$(((ntasks + nodes - 1) / nodes))
-    export SLURM_NTASKS=$ntasks SLURM_NPROCS=$ntasks SLURM_STEP_NUM_NODES=$nodes SLURM_STEP_NUM_TASKS=$ntasks
-    export SLURM_NNODES=$nodes SLURM_STEP_TASKS_PER_NODE=$per
-    [[ $export && $export != ALL* && $export != NONE ]] && export SANDBOX_DROPPED=1
-    for word in ${export//,/ }; do [[ $word = *=* ]] && export "${word?}"; done
-    count=" "
-    for procid in 0 1 $per $((ntasks - 1)); do
-        ((procid < ntasks)) && [[ $count != *" $procid "* ]] || continue
-        count+="$procid "
-        node=$((procid / per))
-        (run_in_task "${hosts[node]:-${hosts[0]}}" "$procid" $((procid % per)) "$node" "$@")
+    ((__ntasks > 0)) || __ntasks=1
+    ((__nodes > __ntasks)) && __nodes=$__ntasks
+    ((__nodes > 0)) || __nodes=1
+    __per=$(((__ntasks + __nodes - 1) / __nodes))
+    export SLURM_NTASKS=$__ntasks SLURM_NPROCS=$__ntasks SLURM_STEP_NUM_NODES=$__nodes SLURM_STEP_NUM_TASKS=$__ntasks
+    export SLURM_NNODES=$__nodes SLURM_STEP_TASKS_PER_NODE=$__per
+    [[ $__export && $__export != ALL* && $__export != NONE ]] && export SANDBOX_DROPPED=1
+    for __word in ${__export//,/ }; do [[ $__word = *=* ]] && export "${__word?}"; done
+    __count=" "
+    for __procid in 0 1 $__per $((__ntasks - 1)); do
+        ((__procid < __ntasks)) && [[ $__count != *" $__procid "* ]] || continue
+        __count+="$__procid "
+        __node=$((__procid / __per))
+        (run_in_task "${__hosts[__node]:-${__hosts[0]}}" "$__procid" $((__procid % __per)) "$__node" "$@")
     done
 }
 container() { # the words behind the image
@@ -118,11 +124,11 @@ behind() { # the first word behind a wrapper that is a program
         shift
     done
 }
-case $name in
+case $__name in
     sleep | wait | true | echo) exit 0 ;;
     date) exec /.sandbox/real/date -d "@$SANDBOX_NOW" "$@" ;;
     hostname)
-        case "$*" in *-i* | *-I* | *--all-ip* | *--ip*) address "$HOSTNAME" ;; *) echo "$HOSTNAME" ;; esac
+        case "$*" in *-i* | *-I* | *--all-ip* | *--ip*) __ip=$(address "$HOSTNAME"); echo "${__ip/10.0./10.9.}" ;; *) echo "$HOSTNAME" ;; esac
         exit 0 ;;
     whoami) echo "$USER"; exit 0 ;;
     scontrol)
@@ -130,29 +136,29 @@ case $name in
             *show\ hostname*) expand_hosts "${3-}" ;;
             *show\ job*) printf 'JobId=%s JobName=%s\n   Command=%s\n   WorkDir=%s\n   NodeList=%s\n' "$SLURM_JOB_ID" \
                 "$SLURM_JOB_NAME" "$SLURM_SUBMIT_DIR/$SANDBOX_SCRIPT" "$SLURM_SUBMIT_DIR" "$SLURM_JOB_NODELIST" ;;
-            *getaddrs*) for host in $SANDBOX_HOSTS; do echo "$host: $(address "$host"):6818"; done ;;
-            *) record "$whole" "$@" ;;
+            *getaddrs*) for __host in $SANDBOX_HOSTS; do echo "$__host: $(address "$__host"):6818"; done ;;
+            *) record "$__whole" "$@" ;;
         esac
         exit 0 ;;
     nvidia-smi)
-        for ((gpu = 0; gpu < SANDBOX_GPUS; gpu++)); do
-            case "$*" in *-L* | *--list*) echo "GPU $gpu: GPU (UUID: GPU-$gpu)" ;; *--query*) echo "$gpu" ;; esac
+        for ((__gpu = 0; __gpu < SANDBOX_GPUS; __gpu++)); do
+            case "$*" in *-L* | *--list*) echo "GPU $__gpu: GPU (UUID: GPU-$__gpu)" ;; *--query*) echo "$__gpu" ;; esac
         done
         exit 0 ;;
 esac
-record "$whole" "$@"
-case $name in
+record "$__whole" "$@"
+case $__name in
     srun) srun "$@" ;;
     apptainer | singularity) case ${1-} in exec | run | shell) container "$@" ;; esac ;;
-    timeout | nohup | nice | ionice | numactl | taskset | stdbuf | setsid | time | uv | conda | mamba | micromamba | poetry | pixi | nsys | ncu | strace)
-        case $name:${1-} in
+    timeout | nohup | nice | ionice | numactl | taskset | stdbuf | setsid | time | uv | conda | mamba | micromamba | poetry | pixi | nsys | ncu | strace | shifter | docker | podman | enroot)
+        case $__name:${1-} in
             conda:info) echo /.conda ;;
-            conda:run | mamba:run | micromamba:run | uv:run | poetry:run | pixi:run | nsys:profile) behind "$@" ;;
-            conda:* | mamba:* | micromamba:* | uv:* | poetry:* | pixi:* | nsys:*) ;;
+            conda:run | mamba:run | micromamba:run | uv:run | poetry:run | pixi:run | nsys:profile | docker:run | podman:run | enroot:start) behind "$@" ;;
+            conda:* | mamba:* | micromamba:* | uv:* | poetry:* | pixi:* | nsys:* | docker:* | podman:* | enroot:*) ;;
             *) behind "$@" ;;
         esac ;;
     mpirun | mpiexec | torchrun | accelerate | deepspeed | ray | sbatch) ;;
-    python*) unknown ;;
-    *) unknown ;;
+    python*) unknown "$@" ;;
+    *) unknown "$@" ;;
 esac
 exit 0

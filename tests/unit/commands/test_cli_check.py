@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import ROOT, Desk, Result
+from tests.unit.scripts import needs_namespaces
 
 Cli = Callable[..., Result]
 FIXTURES = ROOT / "tests/unit/scripts/fixtures"
 BAD, GOOD = FIXTURES / "bad/launcher-per-task.sbatch", FIXTURES / "good/launcher-per-task.sbatch"
 
 
+@needs_namespaces
 def test_an_error_names_file_line_rule_reason_fix_and_source(cli: Cli) -> None:
     shown = cli("check", "--script", str(BAD))
     assert shown.code == 1
@@ -30,6 +32,7 @@ def test_a_good_script_exits_with_0(cli: Cli) -> None:
     assert (shown.code, shown.out) == (0, "2 scripts checked: nothing found\n")
 
 
+@needs_namespaces
 def test_strict_fails_for_warnings(cli: Cli) -> None:
     warned = str(FIXTURES / "bad/fixed-port.sbatch")
     assert cli("check", "--script", warned).code == 0
@@ -37,6 +40,7 @@ def test_strict_fails_for_warnings(cli: Cli) -> None:
     assert cli("check", "--script", str(FIXTURES / "bad/no-time.sbatch"), "--strict").code == 0
 
 
+@needs_namespaces
 def test_json_has_the_keys_of_the_page(cli: Cli) -> None:
     shown = cli("check", "--script", str(BAD), str(GOOD), "--json")
     assert shown.code == 1
@@ -82,6 +86,7 @@ def test_a_batch_script_is_known_by_its_name_or_its_lines(cli: Cli, desk: Desk) 
     assert "[submit-refuses]" not in cli("check", "b.sh", "--site", "cores", "--nodes", "1").out, "a training script"
 
 
+@needs_namespaces
 def test_fix_prints_the_script_on_stdout_and_what_it_found_on_stderr(cli: Cli, desk: Desk) -> None:
     script = desk.write("a.sbatch", BAD.read_text(encoding="utf-8"))
     text = script.read_text(encoding="utf-8")
@@ -97,6 +102,7 @@ def test_fix_prints_the_script_on_stdout_and_what_it_found_on_stderr(cli: Cli, d
     assert left.err.splitlines()[-1] == "0 fixed, not fixed: 1 error"
 
 
+@needs_namespaces
 def test_fix_writes_a_new_file_and_replaces_one_only_with_force(cli: Cli, desk: Desk) -> None:
     script = desk.write("a.sbatch", "")
     script.write_bytes(b"#!/bin/bash\n#SBATCH -t 4h\n# \xff\nhostname")
@@ -151,8 +157,11 @@ def test_a_job_is_checked_and_the_exit_code_follows_the_worst_finding(cli: Cli, 
 def test_without_namespaces_the_text_alone_is_read_and_nothing_is_proven(cli: Cli, desk: Desk) -> None:
     desk.environment["SLURMDDP_NO_SANDBOX"] = "1"
     desk.write("t.py")
-    desk.write("a.sbatch", "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --gpus-per-node=4\n#SBATCH -t 60\nsrun torchrun t.py\n")
+    desk.write("a.sbatch", "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --gpus-per-node=4\n#SBATCH -t 4h\nsrun torchrun t.py\n")
     shown = cli("check", "a.sbatch")
-    assert shown.code == 1 and "nnodes" in shown.out and "only the text of the script was read" in shown.err
+    assert shown.code == 1 and "[sbatch-option]" in shown.out and "only the text of the script was read" in shown.err
+    assert "[nnodes]" not in shown.out
+    shown = cli("check", "a.sbatch", "--fix")
+    assert "-t 4:00:00" in shown.out and "only its text was read" in shown.err
     shown = cli("import", "a.sbatch")
     assert shown.code == 1 and "not proven" in shown.err

@@ -10,7 +10,9 @@ import pytest
 import yaml
 
 from tests.helpers import ROOT, Desk, Result
+from tests.unit.scripts import needs_namespaces
 
+pytestmark = needs_namespaces
 Cli = Callable[..., Result]
 FIXTURES = ROOT / "tests/unit/scripts/fixtures"
 
@@ -119,6 +121,9 @@ def test_a_script_becomes_the_job_file_that_asks_for_the_same(cli: Cli, desk: De
     comments = text.splitlines(keepends=True)
     assert comments[0].startswith("# Made by `slurmddp import train.sbatch`.")
     assert comments[1].startswith("# yaml-language-server: $schema=")
+    assert comments[2].startswith(
+        "# What slurmddp adds to the script: requeue (recovery.requeue), a stop before the time"
+    )
     assert text.split("# Not imported:\n")[1].startswith(LEFT), text
     assert "hf_" not in text
     job, node = desk.scripts(text)
@@ -163,6 +168,7 @@ HEAD = "#SBATCH -N 2\n#SBATCH --gpus-per-node=4\n#SBATCH --ntasks-per-node=4\n#S
         ("srun --ntasks-per-node=1 uv run torchrun --nproc_per_node=4 t.py",
          {"setup": ["source $SLURM_SUBMIT_DIR/.venv/bin/activate"], "container": {"runtime": "none"}}),
         ("srun python -m pkg.train", {"train.module": "pkg.train", "launch.mode": "srun"}),
+        ("srun python t.py --seeds {1..3}", {"train.args": ["--seeds", "1", "2", "3"]}),
         ("srun --mpi=pmix python t.py", {"launch": {"mode": "srun", "mpi": "pmix"}}),
         ("srun --export=ALL,A=1,B=2 env C=3 python t.py", {"environment": {"A": "1", "B": "2", "C": "3"}}),
         ("srun ./venv/bin/python t.py", {"container.python": "./venv/bin/python"}),
@@ -344,7 +350,6 @@ def test_a_launch_that_can_be_read_renders(cli: Cli, desk: Desk) -> None:
         ("srun -N 1 torchrun t.py", "srun -N 1 torchrun t.py  ->  starts on a part of the nodes"),
         ("srun torchrun t.py", "srun torchrun  ->  starts it 4 times per node"),
         ("srun python t.py data/*.bin", "argument data/*.bin  ->  bash replaces it"),
-        ("srun python t.py --seeds {1..3}", "argument {1..3}  ->  bash replaces it"),
         ("export A=1\nexport -n A\nsrun python t.py", "export -n A  ->  ran on the first node only"),
         ("srun apptainer run i.sif python t.py", "apptainer run  ->  starts the image's own script"),
         (
@@ -357,12 +362,12 @@ def test_a_launch_that_can_be_read_renders(cli: Cli, desk: Desk) -> None:
         ("srun -n 3 python t.py", "srun python  ->  its tasks per node"),
         ("srun -w $X python t.py", "--nodelist=...  ->  option of srun"),
         ("srun $OPTIONS python t.py", "$OPTIONS  ->  options of srun that are known only"),
-        ("$LAUNCH torchrun t.py", "...  ->  in front of torchrun"),
+        ("$LAUNCH torchrun t.py", "$LAUNCH torchrun t.py  ->  whether it starts so is known only when the job runs"),
         ("torchrun t.py", "torchrun t.py  ->  starts on the first of 2 nodes only"),
         ("srun torchrun --nproc_per_node=$N t.py", "ranks: ...  ->  known only when"),
         ("srun $PYTHON t.py", "$PYTHON  ->  the Python is known only"),
         ("if a; then srun torchrun t.py; fi", "srun torchrun t.py  ->  in a branch"),
-        ("f() { srun torchrun t.py; }", "srun torchrun t.py  ->  in a branch or function"),
+        ("f() { srun torchrun t.py; }", "srun torchrun t.py  ->  in a branch, loop, function or pipe"),
         ("for x in 1 2; do srun torchrun t.py; done", "srun torchrun t.py  ->  in a loop"),
         ("srun torchrun t.py --a; srun torchrun t.py --b", "torchrun t.py --a  ->  another program"),
         ("export CUDA_VISIBLE_DEVICES=0; srun torchrun t.py", "CUDA_VISIBLE_DEVICES=0  ->  not a variable"),

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from slurmddp.scripts.sandbox.evaluate import available
 from tests.helpers import Desk, Result
+from tests.unit.scripts import needs_namespaces
 
-pytestmark = pytest.mark.skipif(not available(), reason="this machine gives no user namespaces")
+pytestmark = needs_namespaces
 Cli = Callable[..., Result]
 HEAD = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\n#SBATCH -t 60\n"
 #: (lines of the script, arguments that bash passes, other keys of a right job file). None: it must not be imported.

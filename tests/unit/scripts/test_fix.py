@@ -15,7 +15,9 @@ from slurmddp.scripts.check import fix
 from slurmddp.scripts.check.finding import Finding, check_script
 from slurmddp.scripts.check.fix import FIXES, MOST, Draft, Fixed, fix_script
 from slurmddp.scripts.check.script import Script, parse, read
+from tests.unit.scripts import needs_namespaces
 
+pytestmark = needs_namespaces
 FIXTURES = Path(__file__).parent / "fixtures"
 every_fixture = pytest.mark.parametrize("path", sorted(FIXTURES.glob("*/*.sbatch")), ids=lambda path: path.stem)
 #: Rules whose bad script has no single right answer: the values, or the intention, are the user's.
@@ -112,7 +114,7 @@ def test_a_script_without_a_finding_is_not_touched() -> None:
     assert (result.text, result.done, result.left) == (GOOD, [], [])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)  # bash evaluates each, and each step of its correction
 @given(st.sets(st.sampled_from(range(len(HARM)))), st.booleans())
 def test_any_faults_together_are_corrected(chosen: set[int], crlf: bool) -> None:
     text = GOOD

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.scripts.check import recorded
+from slurmddp.scripts.check import fix, recorded
 from slurmddp.scripts.check.finding import check_script
 from slurmddp.scripts.check.fix import fix_script
 from slurmddp.scripts.check.recorded import record, same_programs, unset_names
 from slurmddp.scripts.check.script import parse
-from slurmddp.scripts.sandbox.evaluate import available
+from tests.unit.scripts import needs_namespaces
 from tests.unit.scripts.test_unknown import C10D, HEAD
 
-pytestmark = pytest.mark.skipif(not available(), reason="this machine gives no user namespaces")
+pytestmark = needs_namespaces
 
 
 def errors(text: str) -> list[str]:
-    return [each.rule.id for each in check_script(parse(text), evaluate=True) if each.severity == "error"]
+    return [each.rule.id for each in check_script(parse(text)) if each.severity == "error"]
 
 
 @pytest.mark.parametrize(
@@ -32,11 +32,14 @@ def errors(text: str) -> list[str]:
         # Nothing starts it, in some jobs at least.
         (f"exit 0\nsrun torchrun --nnodes=1 --nproc_per_node=4 {C10D} x.py", []),
         (f"[ -f there ] || exit 1\nsrun torchrun --nnodes=1 --nproc_per_node=4 {C10D} x.py", []),
+        # A script that ends at its first failure, with text that may look like redirections.
+        ("set -euxo pipefail\ncat <<EOF >a.json\n{\"a\": [1 > 2 < 3]}\nEOF\n"
+         f"srun torchrun --nnodes=1 --nproc_per_node=4 {C10D} x.py", ["nnodes"]),
         # What the shell that submits it may set is no reason for an error.
         (f"srun torchrun --nnodes=${{N:-1}} --nproc_per_node=4 {C10D} x.py", []),
         (f"srun torchrun $OPTIONS --nproc_per_node=4 {C10D} x.py", []),
     ],
-)
+)  # fmt: skip
 def test_bash_knows_more_than_the_text(text: str, found: list[str]) -> None:
     assert errors(f"{HEAD}{text}\n") == found
 
@@ -63,6 +66,7 @@ def test_variables_of_the_shell_that_submits() -> None:
     ("before", "after", "same"),
     [
         ("srun torchrun --nnodes=1 x.py", "srun torchrun --nnodes=3 x.py", True),
+        ("srun torchrun --nnodes=1 x.py | tee a", "srun torchrun --nnodes=3 x.py | tee a", True),
         ("torchrun --nnodes=3 x.py --a 1", "srun torchrun --nnodes=3 x.py --a 1", True),
         ("srun python x.py --rank $SLURM_PROCID", "srun bash -c 'python x.py --rank $SLURM_PROCID'", True),
         ("srun torchrun x.py --a 1", "srun torchrun x.py", False),
@@ -79,9 +83,9 @@ def test_a_correction_keeps_what_starts(before: str, after: str, same: bool) -> 
 
 def test_a_correction_that_starts_something_else_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     script = parse(f"{HEAD}torchrun --nnodes=3 --nproc_per_node=4 {C10D} x.py\n")
-    assert "srun" in fix_script(script, prove=True).text
-    monkeypatch.setattr(recorded, "same_programs", lambda *_: False)
-    result = fix_script(script, prove=True)
+    assert "srun" in fix_script(script).text
+    monkeypatch.setattr(fix, "same_programs", lambda *_: False)
+    result = fix_script(script)
     assert result.text == script.text and "would start other programs" in result.doubt
 
 

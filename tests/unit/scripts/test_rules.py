@@ -12,7 +12,7 @@ from slurmddp.scripts.check.finding import RULES, Finding, Hit, check_script
 from slurmddp.scripts.check.rule import Rule
 from slurmddp.scripts.check.script import Script, read
 
-from . import page
+from . import needs_namespaces, page
 
 FIXTURES = Path(__file__).parent / "fixtures"
 every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
@@ -24,12 +24,30 @@ def found(path: Path) -> list[Finding]:
     return check_script(read(path))
 
 
+@needs_namespaces
 @every_rule
 def test_rule_finds_its_bad_script(rule: Rule[Script, Hit]) -> None:
     findings = found(FIXTURES / "bad" / f"{rule.id}.sbatch")
     assert rule.id in {each.rule.id for each in findings}
     errors = {each.rule.id for each in findings if each.severity == "error"}
     assert errors - ALONG.get(rule.id, set()) <= {rule.id}
+
+
+def test_rules_of_the_text_need_no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURMDDP_NO_SANDBOX", "1")
+    alone = set()
+    for rule in RULES:
+        try:
+            script = read(FIXTURES / "bad" / f"{rule.id}.sbatch")
+        except UserError:
+            continue
+        assert not script.found.launches
+        alone |= {rule.id} & {each.rule.id for each in check_script(script)}
+    assert alone >= {
+        "blank-in-assignment", "broken-continuation", "conda-activate", "crlf", "invisible-character", "log-folder",
+        "no-shebang", "no-time", "sbatch-after-command", "sbatch-option", "sbatch-variable", "secret",
+        "syntax", "wait-missing", "signal-to-steps",
+    } and not alone & {"nnodes", "node-rank", "launcher-per-task", "local-rendezvous", "world-size"}  # fmt: skip
 
 
 @every_rule
@@ -43,6 +61,7 @@ def test_a_way_to_launch_that_works_is_no_error(path: Path) -> None:
     assert not [each for each in found(path) if each.severity == "error"]
 
 
+@needs_namespaces
 @pytest.mark.parametrize("path", sorted((FIXTURES / "broken").iterdir()), ids=lambda path: path.stem)
 def test_a_way_to_launch_that_cannot_work_is_an_error(path: Path) -> None:
     """The name of the file begins with the rule that must find it."""
@@ -109,6 +128,7 @@ def test_a_file_of_5_mb_is_one_message(tmp_path: Path) -> None:
         ("IP=$(hostname -I)\necho", "--rdzv_endpoint=$IP:$SLURM_JOB_ID", "hostname-ip", 6),
     ],
 )
+@needs_namespaces
 def test_a_finding_names_the_line_of_the_value(tmp_path: Path, before: str, command: str, rule: str, line: int) -> None:
     head = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH -G 8\n#SBATCH -t 9\n#SBATCH -c 9\n"
     path = tmp_path / "job.sbatch"
@@ -159,6 +179,7 @@ TWO_NODES = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH -G 8\n#SBATCH -t 9\nM=$(scontrol
         ("", "--node_rank=0 @S", None),  # one-node-only tells
     ],
 )
+@needs_namespaces
 def test_node_rank_is_wrong_only_where_nodes_meet_by_it(
     tmp_path: Path, srun: str, options: str, severity: str | None
 ) -> None:
@@ -168,6 +189,7 @@ def test_node_rank_is_wrong_only_where_nodes_meet_by_it(
     assert {each.severity for each in found(path) if each.rule.id == "node-rank"} == ({severity} if severity else set())
 
 
+@needs_namespaces
 def test_a_node_rank_beside_a_file_of_settings_is_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "job.sbatch"
     meets = "--num_machines=2 --main_process_ip=$M --main_process_port=$P --num_processes=8 --machine_rank=0"

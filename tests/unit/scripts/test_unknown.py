@@ -10,6 +10,7 @@ from slurmddp.scripts.check.finding import check_script
 from slurmddp.scripts.check.fix import fix_script
 from slurmddp.scripts.check.script import parse, read
 from tests.helpers import ROOT
+from tests.unit.scripts import needs_namespaces
 
 SCRIPTS = sorted((Path(__file__).parent / "fixtures/unknown").iterdir())
 CASES = ROOT.parent / "shared/cases/scripts"
@@ -57,10 +58,12 @@ def test_a_script_that_may_work_is_not_corrected(path: Path) -> None:
          f"--main_process_ip $MASTER_ADDR --main_process_port {PORT} x.py", "deepspeed-per-node"),
     ],
 )  # fmt: skip
+@needs_namespaces
 def test_what_is_known_to_be_wrong_is_an_error(text: str, rule: str) -> None:
     assert rule in found(f"{HEAD}{text}\n")
 
 
+@needs_namespaces
 def test_a_mistake_in_a_branch_stays() -> None:
     text = f'{HEAD}if [ "$X" ]; then\n  srun torchrun --nnodes=1 {C10D} x.py\nfi\n'
     assert found(text) == []
@@ -70,6 +73,7 @@ def test_a_mistake_in_a_branch_stays() -> None:
     assert "29511" in result.text and result.doubt == "a launch is in a branch"
 
 
+@needs_namespaces
 def test_a_fixed_port_that_occurs_twice_stays() -> None:
     """A second program may meet the first one there."""
     torchrun = (
@@ -81,6 +85,7 @@ def test_a_fixed_port_that_occurs_twice_stays() -> None:
     assert fix_script(parse(text)).text == text
 
 
+@needs_namespaces
 def test_options_of_newer_slurm_are_known() -> None:
     """Those of Slurm 26.05 that 24.11 does not have, and srun's own."""
     lines = ["mem-update=20@10", "resources=flat:2", "requeue=expedite", "segment=4", "consolidate-segments",
@@ -92,6 +97,7 @@ def test_options_of_newer_slurm_are_known() -> None:
     assert len(script.found.launches) == 1
 
 
+@needs_namespaces
 @pytest.mark.skipif(not CASES.is_dir(), reason="../shared/cases is not beside this checkout")
 class TestCases:
     """The small inputs of ../shared/cases/scripts; its README has what is right for each."""

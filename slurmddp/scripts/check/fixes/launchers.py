@@ -45,7 +45,7 @@ def one_node_only(draft: Draft, finding: Finding) -> Iterator[Draft]:
         at = next((at for at, word in enumerate(words) if not re.match(r"[A-Za-z_]\w*\+?=", word)), None)
         if at is not None and words[at] in ("exec", "time", "nohup") and at + 1 < len(words):
             at += 1
-        if at is None or launch.step or launch.remote:
+        if at is None or launch.step:
             continue
         text, first = draft.line(lines[at]), words[at].split("\n")[0]
         start = re.search(rf"(?<![\w./=-]){re.escape(first)}", text)
@@ -77,7 +77,7 @@ def _spread(draft: Draft, launch: Launch) -> Iterator[Draft]:
     """Yield a draft in which srun starts the launcher once on each node."""
     if (place := srun(draft, launch)) is None:
         return
-    if launch.scope.parent is not None and "srun" not in launch.command.words:
+    if launch.step and "srun" not in launch.command.words:
         inside = " ".join(launch.command.words)
         if re.search(r"SLURM_(N?TASKS|NPROCS)", inside):
             return  # in the task, they would be those of the new step

@@ -132,10 +132,11 @@ def set_at_top(draft: Draft, text: str) -> Draft:
 
 def head_variable(draft: Draft, launch: Launch) -> tuple[Draft, str]:
     """(draft in which a variable holds the first node's name, that variable's name)."""
-    batch = draft.script.batch
-    for name, value in batch.values.items():
-        if value == symbol("head") and (launch.command.words[:1] == ["srun"] or name in batch.exported):
+    found = draft.script.found
+    for (_, name), value in found.assigned.items():
+        if value == symbol("head") and name != "cd" and (launch.command.words[:1] == ["srun"] or launch.env(name)):
             if any(line < launch.line for line, match in assignments(draft, launch, name)):
                 return draft, name
-    name = next(name for name in ("MASTER_ADDR", "HEAD_NODE", "FIRST_NODE") if name not in batch.values)
+    taken = {name for _, name in found.assigned}
+    name = next(name for name in ("MASTER_ADDR", "HEAD_NODE", "FIRST_NODE") if name not in taken)
     return set_at_top(draft, f"export {name}={HEAD}"), name

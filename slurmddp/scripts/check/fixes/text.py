@@ -24,7 +24,7 @@ def crlf(draft: Draft, finding: Finding) -> Iterator[Draft]:
 
 @fixes("invisible-character")
 def invisible_character(draft: Draft, finding: Finding) -> Iterator[Draft]:
-    for each in draft.findings:
+    for each in draft.in_text:
         if each.rule.id == "invisible-character" and each.severity == "error":
             draft = draft.put(each.line, _typed(draft.line(each.line)))
     yield draft
@@ -46,7 +46,7 @@ def _typed(text: str) -> str:
 
 @fixes("no-shebang")
 def no_shebang(draft: Draft, finding: Finding) -> Iterator[Draft]:
-    if any(each.rule.id == "syntax" for each in draft.findings):
+    if any(each.rule.id == "syntax" for each in draft.in_text):
         return  # it may be no shell script
     first = next((at for at, text in enumerate(draft.lines, 1) if text.strip()), 1)
     written = draft.line(first).lstrip("\ufeff \t")

@@ -18,18 +18,14 @@ NAMES = {"torchrun": "torchrun", "accelerate": "accelerate launch", "deepspeed":
 
 
 def launches(script: Script, *kinds: str) -> Iterator[Launch]:
-    """Yield the launches of these kinds that the script surely makes, on nodes and in tasks that can be read."""
-    found = script.found
-    reentered = any("$0" in word or "BASH_SOURCE" in word or "${0}" in word for word in _step_words(script))
-    exported = {word for command, words, _ in found.seen if words[:2] == ["export", "-f"] for word in words[2:]}
-    called = {words[0] for command, words, scope in found.seen if not (command.branch or command.loops)}
-    for each in found.launches:
+    """Yield the launches of these kinds that the script surely makes, on nodes and in tasks that are known."""
+    for each in script.found.launches:
         if kinds and each.kind not in kinds:
             continue
-        if each.unsure or (each.function and each.function not in called) or (each.step and each.step.resources.unread):
+        if each.unsure or (each.step and each.step.resources.unread):
             continue
-        if each.step is None and (reentered or each.function in exported - {""} or services(script)):
-            continue  # srun starts the script or the function; or other nodes are for other programs
+        if each.step is None and services(script):
+            continue  # other nodes are for other programs
         if not each.branch:  # which may never start, or on one node only
             yield each
 
@@ -38,30 +34,24 @@ def services(script: Script) -> list[Command]:
     """Return the commands in the background that start something else than the last launch: servers, or other parts."""
     found = script.found.launches
     ours = [each for each in found if each.program[:1] == found[-1].program[:1]]
-    lines = {tuple(each.command.lines) for each in ours} | {
-        tuple(each.step.command.lines) for each in ours if each.step
-    }
-    background = [command for command, words, _ in script.found.seen if command.then == "&" and words[0] not in _WATCH]
-    return [each for each in background if tuple(each.lines) not in lines]
-
-
-def _step_words(script: Script) -> Iterator[str]:
-    for command, words, _ in script.found.seen:
-        if "srun" in words:
-            yield from command.words
+    lines = {each.lines[0] for one in ours for each in (one.command, one.step and one.step.command) if each}
+    background = [
+        each for each in script.commands if each.then == "&" and each.words[:1] and each.words[0] not in _WATCH
+    ]
+    return [each for each in background if each.line not in lines]
 
 
 def spread(script: Script, launch: Launch) -> int | None:
-    """Return on how many nodes the launcher starts; None, if it cannot be read."""
+    """Return on how many nodes the launcher starts; None, if it is not known."""
     if launch.step is None:
-        return None if launch.remote else 1
-    return script.job.nodes if launch.step.fan_out and launch.loops else launch.step.resources.nodes
+        return 1
+    return script.job.nodes if launch.step.fan_out and launch.step.command.loops else launch.step.resources.nodes
 
 
 def tasks_per_node(launch: Launch) -> int | None:
     """Return how often srun starts the launcher on each node."""
     if launch.step is None:
-        return None if launch.remote else 1
+        return 1
     return 1 if launch.step.fan_out else launch.step.resources.tasks_per_node
 
 

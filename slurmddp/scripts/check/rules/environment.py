@@ -25,7 +25,7 @@ _SLOW = {
 @rule
 def nccl_disabled(script: Script) -> Iterator[Hit]:
     for name, effect in _SLOW.items():
-        if script.batch.values.get(name) == "1":
+        if script.found.value(name) == "1":
             yield Hit(script.assigned(name), f"{name}=1: {effect}")
 
 
@@ -33,7 +33,7 @@ def nccl_disabled(script: Script) -> Iterator[Hit]:
 def loopback_interface(script: Script) -> Iterator[Hit]:
     if any(several_nodes(script, launch) for launch in launches(script)):
         for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-            if str(script.batch.values.get(name, "")).lstrip("=") == "lo":
+            if (script.found.value(name) or "").lstrip("=") == "lo":
                 yield Hit(script.assigned(name), f"{name}=lo in a job of several nodes")
 
 
@@ -41,7 +41,8 @@ def loopback_interface(script: Script) -> Iterator[Hit]:
 def conda_activate(script: Script) -> Iterator[Hit]:
     if re.search(r"\s-\S*l", script.lines[0]) or script.option("get-user-env") is not None:
         return
-    for command, words, _ in script.found.seen:
+    for command in script.commands:
+        words = command.words or [""]
         if words[0] in ("source", ".", "module", "ml", "eval") or "hook" in words:
             return
         if words[:2] in (["conda", "activate"], ["mamba", "activate"], ["micromamba", "activate"]):
@@ -51,8 +52,9 @@ def conda_activate(script: Script) -> Iterator[Hit]:
 
 @rule
 def blank_in_assignment(script: Script) -> Iterator[Hit]:
-    for command, words, _ in script.found.seen:
-        if re.fullmatch(r"[A-Z][A-Z0-9_]+", command.words[0]) and words[1:] and words[1].startswith("="):
+    for command in script.commands:
+        words = command.words or [""]
+        if re.fullmatch(r"[A-Z][A-Z0-9_]+", words[0]) and words[1:] and words[1].startswith("="):
             yield Hit(command.line, f"{words[0]} is run as a command")
         elif words[0] == "export" and words[2:] and words[2].startswith("="):
             yield Hit(command.line, f"{words[1]} is not assigned")
@@ -60,7 +62,7 @@ def blank_in_assignment(script: Script) -> Iterator[Hit]:
 
 @rule
 def undefined_variable(script: Script) -> Iterator[Hit]:
-    if script.found.sourced:
+    if script.sourced:
         return
     for launch in launches(script, "torchrun", "accelerate"):
         for name, value in launch.options.items():

@@ -36,7 +36,7 @@ def one_node_only(script: Script) -> Iterator[Hit]:
     for launch in launches(script, *_AGENTS, "deepspeed"):
         hostfile = launch.opaque or {"hostfile", "deepspeed-hostfile"} & set(launch.options)
         ranked = symbol_name(launch.option("machine-rank") or "", "early")  # meant to start on each node
-        if launch.step is None and not launch.remote and (launch.kind == "torchrun" or not hostfile):
+        if launch.step is None and (launch.kind == "torchrun" or not hostfile):
             doubt = "config-file" in launch.options and not ranked  # the file may name a hostfile of DeepSpeed
             message = f"{NAMES[launch.kind]} starts on the first of {nodes} nodes only"
             yield Hit(launch.line, message, "warning" if doubt else None)
@@ -180,10 +180,10 @@ def empty_variable(script: Script) -> Iterator[Hit]:
             if variable := symbol_name(value, "unset"):
                 yield Hit(step.line, f"srun --{name}: Slurm does not set {variable} in this job")
     for launch in launches(script, "python"):
-        value = launch.env("WORLD_SIZE") or ""
-        if variable := symbol_name(value, "unset") or symbol_name(value, "compressed"):
-            message = f"WORLD_SIZE: Slurm does not set {variable} to a number in this job"
-            yield Hit(script.assigned("WORLD_SIZE"), message)
+        line = script.assigned("WORLD_SIZE")
+        for variable in re.findall(r"SLURM_\w+", script.lines[line - 1] if launch.step else ""):
+            if symbols(script.slurm.get(variable, "")) & {"unset", "compressed"}:
+                yield Hit(line, f"WORLD_SIZE: Slurm does not set {variable} to a number in this job")
     for launch in launches(script, *_AGENTS):
         for name in ("nnodes", "nproc-per-node", "node-rank", "num-machines", "num-processes", "machine-rank"):
             value = launch.options.get(name, "")
@@ -213,6 +213,9 @@ def ntasks_wins(script: Script) -> Iterator[Hit]:
 def no_program(script: Script) -> Iterator[Hit]:
     for launch in script.found.idle:
         words = [word for word in launch.command.words if word.endswith((".py", ".sh", '"$@"', "$@"))]
+        words += [
+            word for word in launch.command.words[-1:] if word[:1] in '$"' or launch.unsure
+        ]  # what it holds is open
         if launch.kind != "python" and launch.options and not words and not _ASKS & launch.options.keys():
             yield Hit(launch.line, f"{NAMES[launch.kind]} is given no program")
 
@@ -220,8 +223,10 @@ def no_program(script: Script) -> Iterator[Hit]:
 @rule
 def srun_in_turn(script: Script) -> Iterator[Hit]:
     for launch in launches(script, *_AGENTS):
-        remote = launch.remote == "ssh" or (launch.step is not None and launch.step.fan_out)
-        if not launch.loops or launch.background or not remote or nodes_option(launch) in (None, "1", "1:1"):
+        step = launch.step
+        if step is None or not step.fan_out or not step.command.loops or step.background:
+            continue
+        if nodes_option(launch) in (None, "1", "1:1"):
             continue
         if (script.job.nodes or 2) > 1 and not _parallel(script, launch):
             yield Hit(launch.line, "the loop starts one node after the other")

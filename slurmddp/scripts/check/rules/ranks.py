@@ -50,7 +50,7 @@ def world_size(script: Script) -> Iterator[Hit]:
         told, tasks = number(launch.env("WORLD_SIZE")), launch.step and _tasks(launch)
         if re.fullmatch(r"\d+(\*\d+)+", launch.env("WORLD_SIZE") or ""):
             yield Hit(script.assigned("WORLD_SIZE"), f"WORLD_SIZE is the text {launch.env('WORLD_SIZE')}; write $(( ))")
-        if told is None or not tasks or tasks < 2 or told == tasks or not launch.env("MASTER_ADDR"):
+        if not told or not tasks or tasks < 2 or told == tasks or not launch.env("MASTER_ADDR"):
             continue
         if told < tasks:
             severity: Severity | None = "warning" if _READS_SLURM.search(script.text) else None
@@ -95,14 +95,12 @@ def not_exported(script: Script) -> Iterator[Hit]:
         if launch.step is None or not several_nodes(script, launch):
             continue
         for name in ("MASTER_ADDR", "MASTER_PORT"):
-            if launch.env(name) is None and launch.scope.holds(name) and not _used(script, name):
+            if name in launch.hidden and not _used(script, name):
                 yield Hit(script.assigned(name), f"{name} is set, but not exported")
 
 
 def _used(script: Script, name: str) -> bool:
-    return any(
-        f"${name}" in word or f"${{{name}" in word for command, _, _ in script.found.seen for word in command.words
-    )
+    return any(f"${name}" in word or f"${{{name}" in word for command in script.commands for word in command.words)
 
 
 @rule

@@ -123,7 +123,7 @@ def _passes_cpus(launch: Launch) -> bool:
     return (
         bool({"cpus-per-task", "cpus-per-gpu", "exclusive"} & set(options))
         or "none" in options.get("cpu-bind", "") + options.get("cpu_bind", "")
-        or launch.scope.inherited("SRUN_CPUS_PER_TASK") is not None
+        or launch.env("SRUN_CPUS_PER_TASK") is not None
         or any("?" in symbols(name) for name in options)
     )
 
@@ -135,16 +135,8 @@ def _gives(script: Script, *names: str) -> bool:
 
 @rule
 def no_cpus(script: Script) -> Iterator[Hit]:
-    names = (
-        "cpus-per-task",
-        "cpus-per-gpu",
-        "exclusive",
-        "mincpus",
-        "ntasks-per-core",
-        "extra-node-info",
-        "cores-per-socket",
-    )
-    if _gives(script, *names):
+    names = "cpus-per-task cpus-per-gpu exclusive mincpus ntasks-per-core extra-node-info cores-per-socket"
+    if _gives(script, *names.split()):
         return
     launch = next(
         (each for each in launches(script) if not each.step or "cpus-per-task" not in each.step.options), None
@@ -155,17 +147,8 @@ def no_cpus(script: Script) -> Iterator[Hit]:
 
 @rule
 def no_gpus(script: Script) -> Iterator[Hit]:
-    asks = (
-        "gpus",
-        "gpus-per-node",
-        "gpus-per-task",
-        "gres",
-        "exclusive",
-        "gpus-per-socket",
-        "tres-per-task",
-        "ntasks-per-gpu",
-    )
-    if _gives(script, *asks):
+    asks = "gpus gpus-per-node gpus-per-task gres exclusive gpus-per-socket tres-per-task ntasks-per-gpu"
+    if _gives(script, *asks.split()):
         return
     for launch in launches(script, "torchrun", "accelerate"):
         if "cpu" not in launch.options and not re.search(r"gloo|--cpu\b|device[= ]cpu", script.text):
@@ -175,29 +158,25 @@ def no_gpus(script: Script) -> Iterator[Hit]:
 
 @rule
 def spool_path(script: Script) -> Iterator[Hit]:
-    for command, words, scope in script.found.seen:
+    for command in script.commands:
         itself = any(word.strip('"') in ("$0", "${0}", "$BASH_SOURCE", "${BASH_SOURCE[0]}") for word in command.words)
-        if itself and "srun" in words and not scope.task and (script.job.nodes or 1) > 1:
+        if itself and "srun" in command.words and (script.job.nodes or 1) > 1:
             yield Hit(command.line, "srun runs $0, Slurm's copy of the script, which only the first node has")
             return
     if "SLURM_SUBMIT_DIR" in script.text or "scontrol show job" in script.text or not script.directives:
         return
     starts = {"cd", "source", ".", "srun", "bash", "sh", "pushd", "exec"}
-    for command, words, scope in script.found.seen:
-        leads = any("spool" in symbols(word) for word in words) and words[0] not in ("echo", "printf", "export")
-        if leads and not scope.task:
-            certain = (words[0] in starts or _PYTHON.match(words[0])) and not command.branch
-            yield Hit(
-                command.line,
-                f"{' '.join(command.words)[:50]} points to Slurm's spool folder",
-                None if certain else "warning",
-            )
+    for line, words in script.found.started:
+        if any("spool" in symbols(word) for word in words):
+            certain = words[0] in starts or _PYTHON.match(words[0])
+            where = f"{' '.join(script.commands_at(line))[:50] or words[0]} points to Slurm's spool folder"
+            yield Hit(line, where, None if certain else "warning")
             return
 
 
 @rule
 def wait_missing(script: Script) -> Iterator[Hit]:
-    commands = [command for command, _, scope in script.found.seen if not scope.task]
+    commands = script.commands
     last = next((at for at in reversed(range(len(commands))) if commands[at].then == "&"), None)
     if last is None or "srun" not in commands[last].words[:1]:
         return
@@ -215,12 +194,8 @@ def signal_to_steps(script: Script) -> Iterator[Hit]:
     if not signal or signal.upper().startswith(("B:", "RB:", "BR:")):
         return
     name = signal.partition("@")[0].upper().removeprefix("R:").removeprefix("SIG")
-    for command, words, scope in script.found.seen:
-        if (
-            words[0] == "trap"
-            and not scope.task
-            and any(name in word.upper().removeprefix("SIG") for word in words[1:])
-        ):
+    for command in script.commands:
+        if command.words[:1] == ["trap"] and any(name in word.upper() for word in command.words[1:]):
             yield Hit(command.line, f"--signal={signal} does not reach this trap")
 
 
@@ -265,10 +240,11 @@ def log_folder(script: Script) -> Iterator[Hit]:
     if re.search(r"%[jAJ]", folder):
         yield Hit(script.line_of("output"), f"the folder {folder} cannot exist before the job has its number")
         return
-    for command, words, _ in script.found.seen:
+    for command in script.commands:
+        words = command.words
         if (
             folder
-            and words[0] == "mkdir"
+            and words[:1] == ["mkdir"]
             and any(word.rstrip("/").removeprefix("./") == folder.removeprefix("./") for word in words)
         ):
             yield Hit(command.line, f"the folder of --output={output} is created too late", "note")

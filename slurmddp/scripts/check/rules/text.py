@@ -40,7 +40,7 @@ def crlf(script: Script) -> Iterator[Hit]:
 
 @rule
 def invisible_character(script: Script) -> Iterator[Hit]:
-    code = {line for command, _, _ in script.found.seen for line in command.lines}
+    code = {line for command in script.commands for line in command.lines}
     directives = {at for at, text in enumerate(script.lines, 1) if re.match(r"#SBATCH\s", text)}
     for line, text in enumerate(script.lines, 1):
         if text.isascii():

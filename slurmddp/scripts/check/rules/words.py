@@ -10,7 +10,7 @@ from slurmddp.scripts.check.finding import Hit, rule
 from slurmddp.scripts.check.recorded import unset_names
 from slurmddp.scripts.check.rules.common import NAMES, launches
 from slurmddp.scripts.check.script import Script
-from slurmddp.scripts.sandbox.flags import SRUN_FLAGS
+from slurmddp.scripts.sandbox.evaluate import SRUN_FLAGS
 
 _RANDOM_PORT = re.compile(
     r"(?:\b\w*PORT=|--(?:master|main[_-]process)[_-]port[= ])[\"']?\$\{?RANDOM\}?[\"']?(?=\s|$)", re.IGNORECASE
@@ -20,7 +20,7 @@ _ONE_WORD = re.compile(r"--?[A-Za-z][\w-]*\s+\S")
 
 @rule
 def exit_code_lost(script: Script) -> Iterator[Hit]:
-    commands = [command for command, _, scope in script.found.seen if not scope.task and not command.function]
+    commands = [each for each in script.commands if not each.function and each.words]
     started = [at for at, each in enumerate(commands) if each.then == "&" and each.words[0] == "srun"]
     if not started or not any(each.step and each.step.background for each in script.found.launches):
         return
@@ -67,9 +67,9 @@ def quoted_list(script: Script) -> Iterator[Hit]:
 
 @rule
 def empty_option(script: Script) -> Iterator[Hit]:
-    unset = set() if script.found.sourced else unset_names(script.text)
-    for command, words, _ in script.found.seen:
-        if words[0] != "srun":
+    unset = set() if script.sourced else unset_names(script.text)
+    for command in script.commands:
+        if command.words[:1] != ["srun"]:
             continue
         for option, value in zip(command.words, command.words[1:], strict=False):
             name = SHORT.get(option[1:], "") if len(option) == 2 else option.removeprefix("--")

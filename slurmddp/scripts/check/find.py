@@ -1,0 +1,245 @@
+"""From what the imagined jobs started to the launches of the script: which words all of them agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from slurmddp.scripts.check.directives import OPTIONS, SRUN_ONLY, Resources, count, full, unread
+from slurmddp.scripts.check.launches import Found, Launch, Step, base, kind_of, launcher_options, programs, srun_options
+from slurmddp.scripts.check.script import Script
+from slurmddp.scripts.check.shell import Command
+from slurmddp.scripts.check.values import EARLY, UNKNOWN, Seen, merge, named, only_named, symbol, symbols, unify
+from slurmddp.scripts.sandbox.evaluate import Evaluated, Started
+
+_MOST = 8  # passes of a loop that are compared
+_MOST_ASSIGNED, _MOST_STARTS = 5000, 1000  # of one job
+_CONTAINERS = ("apptainer", "singularity")
+
+#: Where something starts: line, kind, which one of that line. Then, by job: the starts, each in its tasks.
+_Key = tuple[int, str, int]
+_Place = Mapping[int, list[list[Started]]]
+_Rows = Mapping[int, list[tuple[Started, list[str]]]]
+
+
+class Finder:
+    """Finds what a script starts, in recordings of all imagined jobs."""
+
+    def __init__(self, script: Script, runs: Sequence[Evaluated]) -> None:
+        self.script = script
+        self.runs = runs
+        roles = {each.job.role: at for at, each in enumerate(runs)}
+        self.given, self.shown = roles.get("given", -1), roles.get("shown", -1)
+        self.plain = [at for at, each in enumerate(runs) if not each.job.role]
+        self.told = [at for at in range(len(runs)) if at != self.shown]  # where a launch has to start
+        self.lines: dict[int, list[Command]] = {}
+        for each in script.commands:
+            for line in range(each.line, each.last + 1):
+                self.lines.setdefault(line, []).append(each)
+        self.unset = {name for name, value in script.slurm.items() if "unset" in symbols(value)}
+
+    def find(self) -> Found:
+        """Return what starts in them."""
+        found, first = Found(), self.runs[0]
+        values = [_by_place(run) for run in self.runs]
+        for where in values[0]:
+            found.assigned[where] = self._assigned([each.get(where, set()) for each in values])
+        found.started = [(line, ["cd", value]) for (line, name), value in found.assigned.items() if name == "cd"]
+        found.started += [
+            (each.line, [Seen(first.job, [word]).value() for word in each.words])
+            for each in first.started if not each.step
+        ]  # fmt: skip
+        steps = {key: self._step(key, place) for key, place in self._places(_sruns)}
+        found.steps = list(steps.values())
+        for key, place in self._places(lambda run: ((each, kind) for each, kind, _ in programs(run, idle=True))):
+            launch = self._launch(key, place, [step for (line, _, _), step in steps.items() if line == key[0]])
+            (found.launches if launch.program or launch.opaque else found.idle).append(launch)
+        return found
+
+    def _places(self, starts: Callable[[Evaluated], Iterable[tuple[Started, str]]]) -> list[tuple[_Key, _Place]]:
+        """Return where something starts in one of the jobs. The passes of a loop, and the calls of a function, are one
+        place."""
+        places: dict[_Key, dict[int, list[list[Started]]]] = {}
+        for at, run in enumerate(self.runs):
+            seen: dict[tuple[int, str], list[Started]] = {}
+            numbers: dict[tuple[int, str], int] = {}
+            inside = sorted(starts(run), key=lambda pair: (pair[0].step or pair[0].order, pair[0].order))
+            for each, kind in inside[:_MOST_STARTS]:
+                if each.step and (each.step, kind) in seen:
+                    seen[each.step, kind].append(each)  # another task of the same step
+                    continue
+                seen[each.step, kind] = [each]
+                text = self._command(each.line, each.name)
+                which = numbers.get((each.line, kind), 0)
+                numbers[each.line, kind] = which + 1
+                key = (each.line, kind, 0 if text.loops or text.function else which)
+                places.setdefault(key, {}).setdefault(at, []).append(seen[each.step, kind])
+        return sorted((key, place) for key, place in places.items() if place.keys() & set(self.told))
+
+    def _assigned(self, texts: Sequence[set[str]]) -> str:
+        """Return the value of an assignment. texts: by job."""
+        seen = {
+            at: Seen(self.runs[at].job, [next(iter(each)) if len(each) == 1 else UNKNOWN])
+            for at, each in enumerate(texts) if each
+        }  # fmt: skip
+        if not seen.keys() >= set(self.plain):
+            return UNKNOWN
+        return unify([seen[at] for at in self.plain], seen.get(self.given), seen.get(self.shown), self.unset)
+
+    # One list of words out of those of all jobs.
+    def _words(self, place: _Place, words: Callable[[Evaluated, Started], Sequence[str]]) -> list[str]:
+        merged: list[str] | None = None
+        for at in range(min(_MOST, max(map(len, place.values())))):
+            rows = {
+                run: [(each, list(words(self.runs[run], each))) for each in starts[at]]
+                for run, starts in place.items() if at < len(starts)
+            }  # fmt: skip
+            one = self._row(rows)
+            merged = one if merged is None else merge(merged, one, symbol("loop"))
+        return merged or []
+
+    def _row(self, rows: _Rows) -> list[str]:
+        """Return the words of one start. Where jobs have another number of them, those that differ are unknown; only
+        variables that are not set may be missing."""
+        sizes = {run: {len(words) for _, words in tasks} for run, tasks in rows.items()}
+        plain = [run for run in self.plain if run in rows]
+        given = self.given if self.given in rows and len(sizes[self.given]) == 1 else -1
+        if not plain and given >= 0:
+            return [unify([self._seen(rows, given, at)], unset=self.unset) for at in range(min(sizes[given]))]
+        if not plain or len({tuple(sizes[run]) for run in plain}) > 1 or len(sizes[plain[0]]) > 1:
+            merged: list[str] | None = None
+            for run in plain:
+                for each, words in rows[run]:
+                    known = [Seen(self.runs[run].job, [word], [_host(each)]).value() for word in words]
+                    merged = known if merged is None else merge(merged, known, UNKNOWN)
+            return merged or []
+        size = min(sizes[plain[0]])
+        shown = self.shown if self.shown in rows and sizes[self.shown] == {size} else -1
+        longer = rows[given][0][1] if given >= 0 else []
+        added = [len(longer) != size and only_named(word) for word in longer] or [False] * size
+        if added.count(False) != size:  # a set variable leads to other words
+            known = [unify([self._seen(rows, run, at) for run in plain], unset=self.unset) for at in range(size)]
+            return merge(known, [named(word) for word in longer], UNKNOWN)
+        found: list[str] = []
+        at = 0
+        for there, more in enumerate(added):
+            one = self._seen(rows, given, there) if given >= 0 else None
+            if more and one:
+                found.append(unify([one], unset=self.unset))
+                continue
+            other = self._seen(rows, shown, at) if shown >= 0 else None
+            found.append(unify([self._seen(rows, run, at) for run in plain], one, other, self.unset))
+            at += 1
+        return found
+
+    def _seen(self, rows: _Rows, run: int, at: int) -> Seen:
+        tasks, hidden = rows[run], {}
+        if run == self.shown:
+            other = next((rows[each][0][0].environment for each in self.plain if each in rows), {})
+            mine = tasks[0][0].environment
+            hidden = {name: mine[name] for name in self._own() if mine.get(name) and not other.get(name)}
+        return Seen(
+            self.runs[run].job, [words[at] for _, words in tasks], [_host(each) for each, _ in tasks],
+            [each.environment for each, _ in tasks], hidden,
+        )  # fmt: skip
+
+    def _own(self) -> set[str]:
+        return set(self.runs[self.shown].job.variables) - EARLY.keys() if self.shown >= 0 else set()
+
+    def _step(self, key: _Key, place: _Place) -> Step:
+        words = self._words(place, lambda _, each: each.words[1:])
+        found, end, opaque = srun_options(words)
+        options = {full(name, OPTIONS | SRUN_ONLY): value for name, value in found}
+        command, job = self._command(key[0], "srun", key[2]), self.script.job
+        whole = self._words(place, _around)
+        nodes, ntasks, per_node = (count(options.get(each)) for each in ("nodes", "ntasks", "ntasks-per-node"))
+        background = command.then == "&"
+        fan_out = (nodes == 1 or ntasks == 1) and ("nodelist" in options or bool(command.loops) or background)
+        if not options.keys() & {"ntasks", "ntasks-per-node"}:
+            per_node, ntasks = job.ntasks_per_node, job.ntasks if nodes in (None, job.nodes) else None
+        if "nodes" not in options and "nodelist" not in options:
+            nodes = job.nodes if ntasks is None or not job.nodes else min(job.nodes, ntasks)
+        gpus = next((count(options[each]) for each in ("gpus-per-node", "gres") if each in options), job.gpus_per_node)
+        gpus_per_task = count(options.get("gpus-per-task")) or job.gpus_per_task
+        unsure = bool(opaque) or unread(options) or (job.unread and not options.keys() >= {"nodes", "ntasks"})
+        unsure |= nodes is None and "nodelist" in options
+        resources = Resources(None if unsure else nodes, ntasks, per_node, gpus, gpus_per_task, unread=unsure)
+        before = tuple(whole[: -len(words) - 1])
+        line = _line(command, "srun") or key[0]
+        return Step(line, options, resources, fan_out, background, opaque, before, command, tuple(words[end:]))
+
+    def _launch(self, key: _Key, place: _Place, steps: Sequence[Step]) -> Launch:
+        task = next(place[run] for run in self.told if run in place)[0][0]
+        words, whole = self._words(place, lambda _, each: each.words), self._words(place, _around)
+        kind, arguments = kind_of(base(words[0]) if "\0" not in words[0] else task.name, words[1:])
+        options, end, opaque = launcher_options(arguments) if kind != "python" else ({}, 0, ())
+        step = steps[min(key[2], len(steps) - 1)] if task.step and steps else None
+        outer = self._command(key[0], task.name, key[2])
+        command = self._inner(outer, task.name) or outer
+        environment = self._environment(place)
+        shown = place[self.shown][0][0].added if self.shown in place else {}
+        everywhere = all(run in place and bool(place[run][0][0].step) == bool(task.step) for run in self.told)
+        return Launch(
+            kind, _line(command, task.name) or command.line, options, opaque, arguments[end:], environment,
+            {name for name in self._own() - environment.keys() if shown.get(name)}, step, command,
+            (*step.before, "srun", *whole) if step else tuple(whole),
+            tuple(whole[: -len(words)] if whole[-len(words) :] == words else whole), not everywhere, words[0],
+        )  # fmt: skip
+
+    def _environment(self, place: _Place) -> dict[str, str]:
+        found = {}
+        starts = [each for run in self.told for tasks in place.get(run, [])[:_MOST] for each in tasks]
+        for name in sorted({name for each in starts for name in each.added}):
+            if not name.startswith("SLURM") and name not in ("HOSTNAME", "SANDBOX_DROPPED"):
+                words = self._words(place, lambda _, each, name=name: [each.environment.get(name, UNKNOWN)])  # type: ignore[misc]
+                found[name] = words[0]
+        return found
+
+    # Where the script's text has it.
+    def _command(self, line: int, name: str, which: int = 0) -> Command:
+        """Return the command of a line that starts a program."""
+        here = self.lines.get(line, [])
+        named_so = [each for each in here if _line(each, name)] or [each for each in here if _line(each, "srun")]
+        if some := named_so or here:
+            return some[min(which, len(some) - 1)]
+        return Command(["?"], [line])
+
+    def _inner(self, outer: Command, name: str) -> Command | None:
+        """Return the command in a text for bash that starts a launcher: bash -c, or a here-document."""
+        if _line(outer, name):
+            return None
+        written = [each for each in self.script.commands if each.here and each.output]
+        inside = (each for one in [outer, *written] for each in self.script.inside(one))
+        return next((each for each in inside if _line(each, name)), None)
+
+
+def _by_place(run: Evaluated) -> dict[tuple[int, str], set[str]]:
+    places: dict[tuple[int, str], set[str]] = {}
+    for line, name, value in run.assigned[:_MOST_ASSIGNED]:
+        places.setdefault((line, name), set()).add(value)
+    return places
+
+
+def _sruns(run: Evaluated) -> Iterable[tuple[Started, str]]:
+    return ((each, "srun") for each in run.started if each.name == "srun")
+
+
+def _host(start: Started) -> str:
+    return start.environment.get("SLURMD_NODENAME", "") if start.step else ""
+
+
+def _around(run: Evaluated, start: Started) -> tuple[str, ...]:
+    """Return the words of the outermost program of the same task that starts this one; of its container, if a shell
+    stands between."""
+    same = [
+        each for each in run.started
+        if (each.step, each.procid, each.line) == (start.step, start.procid, start.line) and each.order < start.order
+    ]  # fmt: skip
+    ends = [each.words for each in same if each.name != "srun" and each.words[-len(start.words) :] == start.words]
+    inside = [each.words for each in same if start.contained and each.name in _CONTAINERS]
+    return max([*(ends or inside), start.words], key=len)
+
+
+def _line(command: Command, name: str) -> int:
+    """Return the line on which the name of a program is written; 0, if it is not in the command."""
+    pairs = zip(command.words, command.lines, strict=True)
+    return next((line for raw, line in pairs if base(raw.strip("'\"")) == name), 0)
