@@ -98,7 +98,7 @@ def fix_script(request: Request, output: Path | None, *, force: bool, as_json: b
     if len(names) > 1:
         raise UserError(f"--fix takes one script, not {len(names)}", todo="run it once per script")
     script = read(Path(names[0]), errors="surrogateescape")
-    fixed = fix(script, prove=True)
+    fixed = fix(script)
     if output:
         write_new(output, fixed.text, force=force, todo="choose another name, or add --force")
     if as_json:
@@ -115,7 +115,7 @@ def fix_script(request: Request, output: Path | None, *, force: bool, as_json: b
 def check_scripts(request: Request, *, as_json: bool) -> set[str]:
     """Print what is wrong with the scripts. Return the severities. Raises UserError."""
     scripts = [read(Path(name)) for name in _names(request)]
-    findings = [finding for each in scripts for finding in check_script(each, evaluate=True)]
+    findings = [finding for each in scripts for finding in check_script(each)]
     if not available():
         opt.say("note    no sandbox could be made here (user namespaces?): only the text of the script was read")
     else:

@@ -9,9 +9,6 @@ from itertools import takewhile
 
 from slurmddp.job.job import RESERVED
 from slurmddp.job.sensitive import is_secret_name
-from slurmddp.scripts.check.launches import PYTHON, base
-from slurmddp.scripts.check.shell import Command, commands
-from slurmddp.scripts.check.values import PER_TASK, expand, symbols
 from slurmddp.scripts.check.launches import PYTHON, Launch, base
 from slurmddp.scripts.check.shell import Command
 from slurmddp.scripts.check.values import PER_TASK, UNKNOWN, symbols

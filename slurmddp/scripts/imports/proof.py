@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slurmddp.container import SIF_PROGRAMS
-from slurmddp.scripts.check.launches import base, launcher_options
-from slurmddp.scripts.check.recorded import programs, record, unset_names
 from slurmddp.scripts.check.launches import base, launcher_options, programs
 from slurmddp.scripts.check.recorded import record, unset_names
 from slurmddp.scripts.imports.commands import given_by_others
