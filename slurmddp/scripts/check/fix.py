@@ -174,7 +174,7 @@ def _part(script: Script, step: Step) -> bool:
 def _steps(
     draft: Draft, rules: Collection[str], tries: Iterator[int], *, pure: bool
 ) -> Iterator[tuple[Finding, Draft]]:
-    rules = _PURE & set(rules) if pure else rules
+    rules = {id for id in rules if (id in _PURE) == pure}
     read = not pure and not doubt(draft)
     for id, propose in FIXES.items():
         for finding in draft.in_text if pure else draft.findings:
