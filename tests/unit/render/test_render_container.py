@@ -58,10 +58,10 @@ class Node:
         words = ["bash", str(path), *command]
         return subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
 
-    def change_functions(self, old: str, new: str) -> None:
-        """A copy of node.sh's functions for this test, with another text in one place."""
-        assert (SHELL / "node.sh").read_text().count(old) == 1
-        change_code(self.run, "shell/node.sh", lambda text: text.replace(old, new))
+    def change_functions(self, old: str, new: str, file: str = "shell/node.sh") -> None:
+        """A copy of node.sh's functions, or of another file, for this test, with another text in one place."""
+        assert (SHELL.parent / file).read_text().count(old) == 1
+        change_code(self.run, file, lambda text: text.replace(old, new))
 
     def got(self) -> tuple[list[str], dict[str, str]]:
         """Arguments and environment of the runtime."""
@@ -406,7 +406,7 @@ def test_a_mount_that_is_dead_holds_nothing_up(node: Node) -> None:
     stat = f'#!/bin/bash\ncase $* in *dead*) echo $$ >>{pid}; exec sleep 600;; esac\nexec /usr/bin/stat "$@"\n'
     node.desk.program("stat", stat)
     script = node.script('container.binds=["/dead/one", "/", "/dead/two"]', "train.data.path=/usr")
-    node.change_functions("patience=10 ", "patience=2 ")
+    node.change_functions("patience = [], 10.0", "patience = [], 2.0", "supervisor/node.py")
     try:
         complaint, _ = preflight(node, script)
     finally:

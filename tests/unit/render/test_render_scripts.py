@@ -100,7 +100,7 @@ def test_bash_and_shellcheck_have_nothing_to_say(desk: Desk, kind: str, tmp_path
     job, options = KINDS[kind]
     for name, text in zip(("job.sh", "node.sh"), desk.scripts(job, *options), strict=True):
         check_bash(text, name, tmp_path)
-    guarded = "\n  guarded=yes " in desk.scripts(job, *options)[0]
+    guarded = " guarded=yes " in desk.scripts(job, *options)[0]
     assert guarded == (kind != "here")
 
 
