@@ -22,7 +22,7 @@ from slurmddp.shared.checkpoint import layout
 
 from .harness import PATIENCE, ROOT, Failed, Ranks
 
-PIECES = ("sampler", "stopping", "setup", "checkpointer")
+PIECES = ("sampler", "shared", "setup", "checkpointer")
 PYTHON = sys.executable
 
 
