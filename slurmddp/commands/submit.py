@@ -83,7 +83,7 @@ class DryRun(NamedTuple):
         """Return what the job is, where it would write, and what it would run."""
         plan = self.prepared.plan
         rows = [
-            ("site", f"{plan.site} ({self.prepared.resolved.site_from})"),
+            ("site", f"{plan.site.name} ({self.prepared.resolved.site_from})"),
             ("nodes", nodes_text(plan)),
             ("ranks", _ranks(plan)),
             ("batch", _batch(plan)),

@@ -65,7 +65,7 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recovers: bool, **che
     folder = make_run(tmp_path / "run")
     folder.events.write_text("".join(json.dumps(event) + "\n" for event in events(1e9, recovers)))
     monkeypatch.setattr(useful_share, "earlier_runs", lambda name: [folder, RunFolder(tmp_path / "gone")])
-    plan: Any = SimpleNamespace(name="gpt", nodes=SimpleNamespace(max=4))
+    plan: Any = SimpleNamespace(job=SimpleNamespace(name="gpt"), nodes=SimpleNamespace(max=4))
     return useful_share.useful_share_lines(plan, Checkpoint(**checkpoint), 3700)
 
 
@@ -89,6 +89,6 @@ def test_without_a_recovery_a_start_counts_as_one(tmp_path: Path, monkeypatch: p
 
 def test_without_a_measured_run_it_says_how_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(useful_share, "earlier_runs", lambda name: [])
-    plan: Any = SimpleNamespace(name="gpt", nodes=SimpleNamespace(max=4))
+    plan: Any = SimpleNamespace(job=SimpleNamespace(name="gpt"), nodes=SimpleNamespace(max=4))
     with pytest.raises(UserError, match="no earlier run of gpt has saved a checkpoint"):
         useful_share.useful_share_lines(plan, Checkpoint(), 3700)
