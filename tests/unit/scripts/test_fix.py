@@ -19,7 +19,6 @@ from tests.unit.scripts import needs_namespaces
 
 pytestmark = needs_namespaces
 FIXTURES = Path(__file__).parent / "fixtures"
-every_fixture = pytest.mark.parametrize("path", sorted(FIXTURES.glob("*/*.sbatch")), ids=lambda path: path.stem)
 #: Rules whose bad script has no single right answer: the values, or the intention, are the user's.
 LEFT = {
     "cpus-not-inherited", "deepspeed-per-node", "idle-gpus", "log-overwritten", "nccl-disabled", "no-cpus",
@@ -53,7 +52,13 @@ def test_a_bad_script_is_corrected_or_its_finding_is_left(id: str) -> None:
         assert errors(parse(result.text)) == [] and id not in {each.rule.id for each in result.left}
 
 
-@every_fixture
+@pytest.mark.parametrize(
+    "path",
+    [  # bash evaluates each script several times: `make test` has every tenth, one of every kind of fixture
+        pytest.param(path, id=f"{path.parent.name}-{path.stem}", marks=() if number % 10 == 0 else pytest.mark.long)
+        for number, path in enumerate(sorted(FIXTURES.glob("*/*.sbatch")))
+    ],
+)
 def test_a_corrected_script_is_read_by_bash_and_has_no_new_error(path: Path) -> None:
     script = read(path)
     result = fix_script(script)
@@ -114,7 +119,7 @@ def test_a_script_without_a_finding_is_not_touched() -> None:
     assert (result.text, result.done, result.left) == (GOOD, [], [])
 
 
-@settings(deadline=None, max_examples=20)  # bash evaluates each, and each step of its correction
+@settings(deadline=None, max_examples=8)  # bash evaluates each, and each step of its correction
 @given(st.sets(st.sampled_from(range(len(HARM)))), st.booleans())
 def test_any_faults_together_are_corrected(chosen: set[int], crlf: bool) -> None:
     text = GOOD
