@@ -139,7 +139,9 @@ def _refuse(prepared: Prepared) -> None:
     """Raise UserError for a job that cannot be rehearsed."""
     plan = prepared.plan
     if not plan.site.queues:
-        raise UserError(f"site {plan.site.name} has no Slurm, so nothing would requeue the job", todo="use a cluster's site")
+        raise UserError(
+            f"site {plan.site.name} has no Slurm, so nothing would requeue the job", todo="use a cluster's site"
+        )
     if not prepared.resolved.job.train.task:
         raise UserError(
             "only jobs with train.task can be rehearsed: slurmddp cannot set the steps of your own script",
