@@ -17,7 +17,10 @@ def replaced_by_others(facts: os.stat_result) -> bool:
 
 
 def _root() -> int:
-    return os.stat("/proc").st_uid  # as a user namespace names it
+    try:
+        return os.stat("/proc").st_uid  # as a user namespace names it
+    except OSError:
+        return 0
 
 
 def _is_private(gid: int) -> bool:
@@ -25,7 +28,8 @@ def _is_private(gid: int) -> bool:
     import grp  # here: ranks do not need them
     import pwd
 
-    for uid in (os.geteuid(), _root()):
+    root = _root()  # in a user namespace without root it stands for everybody who has no number there
+    for uid in (os.geteuid(), *([root] if root == 0 else [])):
         try:
             user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
         except KeyError:

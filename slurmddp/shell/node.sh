@@ -73,7 +73,8 @@ prepare_preflight() {
   # run_preflight reads these, and the ranks' variables are set in between: without a container, in this same shell.
   SLURMDDP_SCRIPT_VALUES=$(declare -p host logs preflight alone runtime prefix own_python_path container python starter facts attach)
   mkdir -p "$logs/preflight" || fail "cannot write into the run folder ($logs)"
-  absent=$("${starter[@]}" "$code" binds "${binds[@]}")
+  absent=
+  ((${#binds[@]} == 0)) || absent=$("${starter[@]}" "$code" binds "${binds[@]}") || fail "cannot check the binds: its log says why"
   [[ -z "$absent" ]] || fail "cannot bind $absent - mount or create it on this node, or correct container.binds"
   if [[ -n "$image" ]]; then
     about=$image # its head holds a number of its own, its tail what lies last

@@ -134,11 +134,15 @@ def binds(arguments: Sequence[str]) -> int:
     lacks, patience = [], 10.0  # seconds, for the first that does not answer
     for source in (bind.partition(":")[0] for bind in arguments if bind != "--bind"):
         words = ["stat", "-L", "-c", "yes", "--", source]
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:
+            process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
             said = process.communicate(timeout=patience)[0].decode("utf-8", "surrogateescape").strip()
         except subprocess.TimeoutExpired:
             said, patience = "no answer", 1.0  # on a dead mount, it cannot be interrupted: nobody waits for it
+        except OSError as error:
+            said = "cannot be checked: stat: {}".format(error.strerror)
         if said != "yes":
             lacks.append("{} ({})".format(source, said.rpartition(": ")[2]))
     sys.stdout.buffer.write(os.fsencode(", ".join(lacks)))

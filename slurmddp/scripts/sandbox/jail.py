@@ -208,7 +208,7 @@ def _init(run: dict[str, Any], out: int) -> NoReturn:
         os.kill(-1, signal.SIGKILL)
     except ProcessLookupError:
         pass
-    answer = json.dumps({"code": code, "ended": code is not None, "records": _records()}).encode("utf-8")
+    answer = json.dumps({"code": code, "ended": code is not None and code >= 0, "records": _records()}).encode("utf-8")
     while answer:
         answer = answer[os.write(out, answer) :]
     os._exit(0)

@@ -4,57 +4,69 @@ set -T
 __sandbox_path() { # a path as the script wrote it, expanded; nothing that would run a command
     [[ $1 = *[\`\;\&\|\<\>\(\)]* ]] || builtin eval "printf '%s' $1" 2>/dev/null
 }
+# The script's own variables are seen in here, and BASH_REMATCH is the script's: what may match with =~ does so in a
+# subshell, and no local has a name that a script would take.
 __sandbox_assigned() { # command: what the assignments before it have left, and which are in it
-    local name text=" $1"
-    for name in "${__sandbox_names[@]}"; do
-        printf '%s\0' "$SANDBOX_LINE" "$name" "${!name-}"
+    local __sandbox_name __sandbox_text=$1
+    for __sandbox_name in "${__sandbox_names[@]}"; do
+        printf '%s\0' "$SANDBOX_LINE" "$__sandbox_name" "${!__sandbox_name-}"
     done >>/.sandbox/records/assigned
     __sandbox_names=()
-    [[ $text =~ ^\ ((export|declare|local|readonly|typeset)\ |[A-Za-z_][A-Za-z0-9_]*\+?=) ]] || return 0
-    while [[ $text =~ \ ([A-Za-z_][A-Za-z0-9_]*)\+?=(.*) ]]; do
-        __sandbox_names+=("${BASH_REMATCH[1]}") text=${BASH_REMATCH[2]}
+    case $__sandbox_text in
+        "export "* | "declare "* | "local "* | "readonly "* | "typeset "*) ;;
+        *) __sandbox_is_name "${__sandbox_text%%=*}" || return 0 ;;
+    esac
+    while [[ $__sandbox_text = *=* ]]; do
+        __sandbox_name=${__sandbox_text%%=*}
+        __sandbox_name=${__sandbox_name##* }
+        __sandbox_text=${__sandbox_text#*=}
+        ! __sandbox_is_name "$__sandbox_name" || __sandbox_names+=("${__sandbox_name%+}")
     done
 }
+__sandbox_is_name() { [[ ${1%+} = [A-Za-z_]* && ${1%+} != *[!A-Za-z0-9_]* ]]; }
 __sandbox_seen() {
     case ${FUNCNAME[1]-} in cd | pushd | source | . | __sandbox_*) return 0 ;; esac
     if [[ ${__sandbox_top-} ]]; then # a line of the script, not of a text for bash -c
         ((BASH_SUBSHELL)) || __sandbox_assigned "$2" 2>/dev/null
         export SANDBOX_LINE=$1
     fi
-    local path text=" $2 "
-    if [[ ${SANDBOX_FILES-} = 1 && $2 =~ ^\[?\[\ (!\ )?-([fdesrwxL])\ ([^\ ]+)\ \]\]?$ ]]; then
-        local kind=${BASH_REMATCH[2]}
-        path=$(__sandbox_path "${BASH_REMATCH[3]}")
-        if [[ $path && ! -e $path && $kind = d ]]; then
-            mkdir -p -- "$path"
-        elif [[ $path && ! -e $path ]]; then
-            mkdir -p -- "./${path%"${path##*/}"}" "${path%"${path##*/}"}"
-            echo "$SANDBOX_UNKNOWN" >"$path"
+    case $2 in *[\<\>]* | \[* | [\"\$./~]* | [A-Za-z_]*=*\ [\"\$./~]*) (__sandbox_files "$2") 2>/dev/null ;; esac
+    return 0
+}
+__sandbox_files() { # command: what it reads, the folders it writes to, a program by its path are there in the job
+    local __sandbox_path __sandbox_kind __sandbox_text=" $1 "
+    if [[ ${SANDBOX_FILES-} = 1 && $1 =~ ^\[?\[\ (!\ )?-([fdesrwxL])\ ([^\ ]+)\ \]\]?$ ]]; then
+        __sandbox_kind=${BASH_REMATCH[2]}
+        __sandbox_path=$(__sandbox_path "${BASH_REMATCH[3]}")
+        if [[ $__sandbox_path && ! -e $__sandbox_path && $__sandbox_kind = d ]]; then
+            mkdir -p -- "$__sandbox_path"
+        elif [[ $__sandbox_path && ! -e $__sandbox_path ]]; then
+            mkdir -p -- "./${__sandbox_path%"${__sandbox_path##*/}"}" "${__sandbox_path%"${__sandbox_path##*/}"}"
+            echo "$SANDBOX_UNKNOWN" >"$__sandbox_path"
         fi
         return 0
-    fi 2>/dev/null
-    # What it reads, the folders it writes to, and a program by its path: they are there in the job.
-    while [[ $text =~ [\<\>]\ ?([^\<\>\&\ ]+)\ (.*) ]]; do
-        text=" ${BASH_REMATCH[2]}"
-        path=$(__sandbox_path "${BASH_REMATCH[1]}")
-        if [[ $path && ! -e $path ]]; then
-            [[ $path = */* ]] && mkdir -p -- "${path%/*}"
-            echo "$SANDBOX_UNKNOWN" >"$path"
+    fi
+    while [[ $__sandbox_text =~ [\<\>]\ ?([^\<\>\&\ ]+)\ (.*) ]]; do
+        __sandbox_text=" ${BASH_REMATCH[2]}"
+        __sandbox_path=$(__sandbox_path "${BASH_REMATCH[1]}")
+        if [[ $__sandbox_path && ! -e $__sandbox_path ]]; then
+            [[ $__sandbox_path = */* ]] && mkdir -p -- "${__sandbox_path%/*}"
+            echo "$SANDBOX_UNKNOWN" >"$__sandbox_path"
         fi
-    done 2>/dev/null
-    text=$2
-    while [[ $text =~ ^[A-Za-z_][A-Za-z0-9_]*=[^\ ]*\ (.*) ]]; do text=${BASH_REMATCH[1]}; done
-    path=${text%%\ *}
-    if [[ $path = [\"\$./~]* && $path != *=* ]]; then
-        path=$(__sandbox_path "$path")
-        if [[ $path = */* && $path != /usr/bin/* && $path != *\ * && ! -e $path ]]; then
-            mkdir -p -- "${path%/*}" && ln -s /.sandbox/stub "$path"
+    done
+    __sandbox_text=$1
+    while [[ $__sandbox_text =~ ^[A-Za-z_][A-Za-z0-9_]*=[^\ ]*\ (.*) ]]; do __sandbox_text=${BASH_REMATCH[1]}; done
+    __sandbox_path=${__sandbox_text%%\ *}
+    if [[ $__sandbox_path = [\"\$./~]* && $__sandbox_path != *=* ]]; then
+        __sandbox_path=$(__sandbox_path "$__sandbox_path")
+        if [[ $__sandbox_path = */* && $__sandbox_path != /usr/bin/* && $__sandbox_path != *\ * && ! -e $__sandbox_path ]]; then
+            mkdir -p -- "${__sandbox_path%/*}" && ln -s /.sandbox/stub "$__sandbox_path"
         fi
-    fi 2>/dev/null
-    return 0
+    fi
 }
 command_not_found_handle() { /.sandbox/stub "$@"; }
 __sandbox_cd() { # the batch shell goes there
+    (($#)) || set -- "$HOME"
     [[ ! ${__sandbox_top-} || $BASH_SUBSHELL != 0 ]] ||
         printf '%s\0' "$SANDBOX_LINE" cd "${@: -1}" >>/.sandbox/records/assigned 2>/dev/null || :
 }
@@ -63,7 +75,10 @@ cd() {
     builtin cd "$@" 2>/dev/null && return
     mkdir -p -- "${@: -1}" 2>/dev/null && builtin cd "$@"
 }
-pushd() { __sandbox_cd "$@"; mkdir -p -- "${@: -1}" 2>/dev/null; builtin pushd "$@"; }
+pushd() {
+    ((!$#)) || { __sandbox_cd "$@"; mkdir -p -- "${@: -1}" 2>/dev/null; }
+    builtin pushd "$@"
+}
 source() {
     if [[ -f ${1-} ]]; then builtin source "$@"; else /.sandbox/stub source "$@"; fi
 }

@@ -252,3 +252,4 @@ def test_states() -> None:
     assert JobState.of("CANCELLED by 1000") is JobState.of("CANCELLED+") is JobState.CANCELLED
     assert JobState.of("NEW_IN_SLURM_30") is JobState.of("") is JobState.UNKNOWN
     assert not JobState.UNKNOWN.over
+    assert JobState.of("LAUNCH_FAILED").text == "failed" and JobState.of("LAUNCH_FAILED") is not JobState.FAILED

@@ -27,6 +27,10 @@ def shown(value: str | None) -> str:
         # The same in each job.
         ("N=$(echo a | tr a-z A-Z)", "$N", "A"),
         ("A=(x y)", '"${A[@]: -1}"', "y"),
+        # The recorder shares a shell with the script: it takes no name, and no match, from it.
+        ("[[ v12 =~ v([0-9]+) ]]; V=${BASH_REMATCH[1]}", "--v=$V", "--v=12"),
+        ("path=/d; D=/o; [ -d $path/t ] && D=$path/t", "--d=$D", "--d=/|varies|"),
+        ("export name=a; export text=b; export other=c", "$name$text", "ab"),
         # What only a job knows, in words that stay around it.
         ("", "--a=$MASTER_ADDR:1", "--a=|head|:1"),
         ("", "$((10000 + SLURM_JOB_ID % 20000))", "|varies|"),

@@ -172,7 +172,7 @@ def test_each_limit_ends_a_script_by_itself(limits: Limits) -> None:
     before = time.monotonic()
     found = evaluate("#!/bin/bash\nsrun python a.py\nwhile :; do :; done\n", [JOB], limits=limits)[0]
     assert time.monotonic() - before < 15 and [each.name for each in found.started][:1] == ["srun"]
-    assert found.ended == (limits.processor == 1), "the processor's limit kills the script: it has an exit code"
+    assert not found.ended
 
 
 def test_the_limits_of_users_are_those_that_are_tested() -> None:
@@ -200,6 +200,19 @@ def test_it_records_words_folder_files_and_tasks() -> None:
     assert [(each.procid, each.nodeid, each.added["A"], each.added["B"]) for each in tasks] == [
         (0, 0, "1", "2"), (1, 1, "1", "2"),
     ]  # fmt: skip
+
+
+def test_assigned_values_and_folders_are_recorded_under_their_own_names() -> None:
+    found = evaluate("#!/bin/bash\nexport name=run42\nexport text=hello path=/p\ncd\npushd\ntrue\n", [JOB])[0]
+    assert [(name, value) for _, name, value in found.assigned] == [
+        ("name", "run42"), ("text", "hello"), ("path", "/p"), ("cd", sandbox.HOME),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("end", ["kill -9 $$", "kill $$", "ulimit -t 1; while :; do :; done"])
+def test_a_script_that_a_signal_ends_is_not_known_to_its_end(end: str) -> None:
+    (found,) = evaluate(f"#!/bin/bash\nsrun a\n{end}\nsrun b\n", [JOB], limits=SHORT)
+    assert not found.ended
 
 
 def test_no_namespaces_means_no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
