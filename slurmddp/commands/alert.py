@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -16,7 +15,6 @@ from slurmddp.commands.help import App
 from slurmddp.commands.listed import BY_NAME
 from slurmddp.job.resolve import Request
 from slurmddp.launch.find import find_run, known_runs
-from slurmddp.run.layout import RunFolder
 
 
 @opt.job_command()
@@ -68,13 +66,6 @@ def watch(
         if once:
             raise typer.Exit(1 if done.left else 0)
         time.sleep(every)
-
-
-def send_waiting(folders: Iterable[RunFolder]) -> None:
-    """Send delayed alerts, in two seconds at most, and say so: other commands do this on their way."""
-    done = deliver_all(folders)
-    if done.sent:
-        opt.say(f"note: sent {done.sent} delayed alert{'s' if done.sent > 1 else ''}")
 
 
 group = App(name="alert", help=BY_NAME["alert"].summary)

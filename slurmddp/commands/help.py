@@ -126,6 +126,7 @@ class Group(TyperGroup):
     """A group whose commands are shown by their `rich_help_panel`. outlines: its commands, but for groups below it."""
 
     outlines: dict[str, _Outline | _Unread]
+    _completes = False
 
     def __init__(self, *, commands: dict[str, Any], **settings: Any) -> None:
         super().__init__(commands=_Commands({**self.outlines, **commands}), **settings)  # type: ignore[arg-type]
@@ -135,6 +136,17 @@ class Group(TyperGroup):
         if ctx.parent is None and args[:1] == ["help"]:
             args = [*args[1:], "--help"]
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Complete a name of the list: no command is made for that."""
+        self._completes = True
+        return super().shell_complete(ctx, incomplete)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, or what the list says of it while a name is completed."""
+        if self._completes:
+            return self.commands.data.get(cmd_name)  # type: ignore[attr-defined]
+        return super().get_command(ctx, cmd_name)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """List the names, in the order in which the commands were added."""

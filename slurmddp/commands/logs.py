@@ -13,8 +13,7 @@ import typer
 
 from slurmddp.api import look
 from slurmddp.commands import options as opt
-from slurmddp.commands.alert import send_waiting
-from slurmddp.commands.run_options import LAST, Run
+from slurmddp.commands.run_options import LAST, Run, send_waiting
 from slurmddp.commands.terminal import write_line, write_lines
 from slurmddp.errors import UserError
 from slurmddp.launch.find import find_run

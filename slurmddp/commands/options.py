@@ -172,7 +172,9 @@ def _request(values: dict[str, Any]) -> "Request":
 
 def _of_environment(values: dict[str, Any]) -> list[tuple[str, Any, str]]:
     """Return the keys that `--venv` and `--conda` set. Raises UserError."""
-    given = one_of({f"--{name}": values.get(name) for name in ("image", "venv", "conda")}, todo="remove one of them")
+    given = one_of(
+        {f"--{name}": values.get(name) is not None for name in ("image", "venv", "conda")}, todo="remove one of them"
+    )
     if given in (None, "--image"):
         return []
     from slurmddp.launch.python_environment import conda_options, venv_options

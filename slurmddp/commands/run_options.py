@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
 
+from slurmddp.alerts.spool import deliver_all
 from slurmddp.commands import options as opt
 from slurmddp.errors import UserError
 from slurmddp.run import index
@@ -39,3 +41,10 @@ def confirm(run: str, folder: RunFolder, action: str, *, yes: bool) -> None:
         raise UserError(what, where="last", todo=todo)
     if not typer.confirm(f"It was submitted from another folder: {action} it?", err=True):
         raise UserError(f"nothing was done: {what}", todo=todo)
+
+
+def send_waiting(folders: Iterable[RunFolder]) -> None:
+    """Send delayed alerts, in two seconds at most, and say so: other commands do this on their way."""
+    done = deliver_all(folders)
+    if done.sent:
+        opt.say(f"note: sent {done.sent} delayed alert{'s' if done.sent > 1 else ''}")

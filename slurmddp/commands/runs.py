@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from slurmddp.commands import options as opt
-from slurmddp.commands.alert import send_waiting
+from slurmddp.commands.run_options import send_waiting
 from slurmddp.errors import UserError
 from slurmddp.launch.find import known_runs
 from slurmddp.launch.requeue_hold import release_hold

@@ -15,9 +15,8 @@ import typer
 
 from slurmddp.api import look
 from slurmddp.commands import options as opt
-from slurmddp.commands.alert import send_waiting
 from slurmddp.commands.logs import ASK_EVERY
-from slurmddp.commands.run_options import LAST, Run
+from slurmddp.commands.run_options import LAST, Run, send_waiting
 from slurmddp.commands.terminal import Screen, shows_blocks
 from slurmddp.errors import UserError
 from slurmddp.launch.cancel import refuse_other_version

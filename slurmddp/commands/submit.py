@@ -14,7 +14,6 @@ from slurmddp.alerts import secrets
 from slurmddp.assets import package_folder
 from slurmddp.cluster.client import Slurm
 from slurmddp.commands import options as opt
-from slurmddp.commands.check.job import script_dict, sentence_lines
 from slurmddp.commands.new_file import write_new
 from slurmddp.commands.terminal import Progress, write_exactly
 from slurmddp.errors import UserError, each_once, together
@@ -171,6 +170,8 @@ def _time(plan: Plan) -> str:
 
 def show_dry_run(prepared: Prepared, refused: UserError | None = None, *, as_json: bool, full: bool = False) -> None:
     """Show what `submit` would write and run, or say why it would refuse the job."""
+    from slurmddp.commands.check.job import script_dict, sentence_lines  # here: only a dry run takes the time
+
     shown = dry_run_of(prepared, refused)
     if as_json:
         typer.echo(opt.json_text(shown.as_dict()))

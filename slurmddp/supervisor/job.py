@@ -17,7 +17,7 @@ from slurmddp.supervisor.brain.watch import Watch
 from slurmddp.supervisor.folder import Folder
 from slurmddp.supervisor.guarding import Guarding
 from slurmddp.supervisor.loop import Child, Loop
-from slurmddp.supervisor.notify import Messages
+from slurmddp.supervisor.messages import Messages
 from slurmddp.supervisor.requeue import Chain, Never, Requeue
 from slurmddp.supervisor.scheduler import Local, Slurm
 from slurmddp.supervisor.values import Values

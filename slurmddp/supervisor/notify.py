@@ -1,5 +1,4 @@
-"""Lines in job.log, events for programs, and alerts for people: each of these is sent by a process of its own, of which
-the loop hears, so nobody waits.
+"""Sends alerts without making anybody wait: each is sent by a process of its own, of which the loop hears.
 
 As a program, for job.sh: alert RUN_FOLDER KIND STATE CAUSE NEXT [RANK NODE]
 RANK and NODE: where it happened, each - or empty if unknown. It takes SLURMDDP_ALERT_BUDGET seconds (30) and some more
@@ -14,63 +13,11 @@ import signal
 import sys
 import time
 import traceback
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
-from slurmddp.records import events, json_lines
 from slurmddp.records.alert import Alert
-from slurmddp.records.cause import Cause
-from slurmddp.records.text import UNSAFE
 from slurmddp.supervisor.deliver import Outcome, Sender, Settings, Targets, complain, from_environment
-from slurmddp.supervisor.folder import Folder
 from slurmddp.supervisor.post import Sent
-
-
-class Messages:
-    """What the supervisor says. attempt: the number of the newest one. budget: seconds that an alert may take."""
-
-    def __init__(self, folder: Folder, run: str, job_id: str, host: str, env: Dict[str, str]) -> None:
-        self._folder = folder
-        self.job_id, self.host = job_id, host
-        self.attempt = 0
-        self.budget = BUDGET
-        self._notifier = Notifier(from_environment(run, env))
-
-    def open(self) -> None:
-        """Learn where alerts go, for the time when the run folder is away; send what earlier jobs have left."""
-        self._notifier.open()
-
-    def say(self, text: str) -> None:
-        """Write one line, whatever others' texts in it hold."""
-        line = UNSAFE.sub("", re.sub("[\t\r\n\x0b\x0c\x85\u2028\u2029]+", " ", text))
-        self._folder.tell("say", time.strftime("%Y-%m-%d %H:%M:%S") + " job.sh: " + line)
-
-    def event(self, facts: Any) -> None:
-        """Write an event, of slurmddp.records."""
-        line = events.Event(facts, time.time(), self.attempt, self.job_id, self.host).write()
-        self._folder.tell(
-            "append", "events.jsonl", json_lines.dump(line).decode("utf-8", "surrogateescape").rstrip("\n")
-        )
-
-    def alert(self, kind: str, state: str, cause: Optional[Cause], following: str, text: str = "") -> None:
-        """Send a message to people: nothing waits for a server. text: what they read; empty: the line of the cause."""
-        line, rank, node = ("", None, "") if cause is None else (cause.line(), cause.rank, cause.node)
-        self._notifier.send(Alert(kind, state, text or line, following, rank, node, attempt=self.attempt), self.budget)
-
-    def poll(self) -> None:
-        """Take up what has become of alerts."""
-        self._record(self._notifier.poll())
-
-    def settle(self, seconds: float) -> None:
-        """Wait for alerts that are being sent."""
-        self._record(self._notifier.settle(seconds))
-        for alert in self._notifier.unstored():
-            self.say("alert {}: not sent, and no disk could store it: {}".format(alert.kind, alert.cause))
-
-    def _record(self, outcomes: List[Outcome]) -> None:
-        for outcome in outcomes:
-            if not outcome.recorded:  # the run folder did not answer then
-                self.event(outcome.event())
-
 
 BUDGET = 30.0
 #: How often undelivered messages are tried again while the job runs, and for how long.

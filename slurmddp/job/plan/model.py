@@ -1,17 +1,19 @@
 """The plan: frozen, complete; what the templates and the run folder are made from.
 
-Named tuples, here and in spec: a frozen dataclass takes five times as long to define, and every command defines
+Named tuples, here and in job: a frozen dataclass takes five times as long to define, and every command defines
 them all.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from slurmddp import __version__
-from slurmddp.container import Container
-from slurmddp.job.job import Job
-from slurmddp.job.site import Site
+
+if TYPE_CHECKING:  # what looks at a run needs no model of job files, whose library takes a while to load
+    from slurmddp.container import Container
+    from slurmddp.job.job import Job
+    from slurmddp.job.site import Site
 
 #: How the name of a script ends that bash runs, instead of Python.
 BASH_SUFFIX = ".sh"

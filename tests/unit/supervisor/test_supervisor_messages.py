@@ -9,7 +9,7 @@ from typing import Any
 from slurmddp.records.alert import Alert
 from slurmddp.records.cause import Cause
 from slurmddp.records.job_events import JobStarted
-from slurmddp.supervisor.notify import Messages
+from slurmddp.supervisor.messages import Messages
 
 
 def test_an_alert_that_no_disk_has_is_said_in_the_jobs_log(tmp_path: Path) -> None:
