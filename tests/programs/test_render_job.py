@@ -164,10 +164,11 @@ class Job:
         if before:
             (self.run / "stop").write_text(StopRequest(before).text())
         run, what = str(self.run), what.format(run=self.run)
-        imported = "[sys.argv[1]])\n"
+        imported = '"slurmddp.supervisor." + module)\n'
         inject = INJECT.format(run=run, when=when.format(run=run), what=what)
 
         def changed(text: str) -> str:
+            assert imported in text
             return inject + text.replace(imported, f"{imported}        {prepare}\n")
 
         change_code(self.run, "supervisor/__main__.py", changed)
