@@ -66,7 +66,7 @@ __sandbox_files() { # command: what it reads, the folders it writes to, a progra
 }
 command_not_found_handle() { /.sandbox/stub "$@"; }
 __sandbox_cd() { # the batch shell goes there
-    (($#)) || set -- "$HOME"
+    (($#)) || return 0
     [[ ! ${__sandbox_top-} || $BASH_SUBSHELL != 0 ]] ||
         printf '%s\0' "$SANDBOX_LINE" cd "${@: -1}" >>/.sandbox/records/assigned 2>/dev/null || :
 }
@@ -76,7 +76,8 @@ cd() {
     mkdir -p -- "${@: -1}" 2>/dev/null && builtin cd "$@"
 }
 pushd() {
-    ((!$#)) || { __sandbox_cd "$@"; mkdir -p -- "${@: -1}" 2>/dev/null; }
+    __sandbox_cd "$@"
+    ((!$#)) || mkdir -p -- "${@: -1}" 2>/dev/null
     builtin pushd "$@"
 }
 source() {
