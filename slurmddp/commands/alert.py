@@ -15,13 +15,12 @@ from slurmddp.commands.help import App
 from slurmddp.commands.listed import BY_NAME
 from slurmddp.job.resolve import Request
 from slurmddp.launch.find import find_run, known_runs
+from slurmddp.launch.prepare import prepare
 
 
 @opt.job_command()
 def alert_test(request: Request, as_json: opt.Json = False) -> None:
     """Send a sample of each kind of alert to each target, and show the answers."""
-    from slurmddp.launch.prepare import prepare  # here: other commands import this module
-
     samples = send_samples(prepare(request, strict=False).plan, os.environ)
     if as_json:
         typer.echo(opt.json_text([sample._asdict() for sample in samples]))

@@ -32,14 +32,14 @@ from slurmddp.shared.units import human
 from slurmddp.styled import columns, labelled
 from slurmddp.visible import one_line
 
-#: A run whose scheduler does not know it, here, may be training on another cluster or machine that shares the folder:
-#: it counts as active until nothing was written for so many seconds.
+#: Seconds without a write after which a run is over that the scheduler here does not know: it may be training on
+#: another cluster or machine that shares the folder.
 _QUIET = 86400.0
 
 
 class Wanted(NamedTuple):
     """Which runs: named ones, else all known. before: only those that wrote nothing since (unix seconds); states: only
-    those; keep: remove only checkpoints, and keep so many good ones of each run."""
+    those; keep: remove only checkpoints, but for this number of good ones of each run."""
 
     named: Sequence[RunFolder]
     before: float | None

@@ -54,7 +54,7 @@ def training_scripts(folder: Path) -> list[str]:
 
 
 def _python_files(folder: Path) -> Iterator[str]:
-    files = sorted(path for pattern in ("*.py", "[!.]*/*.py") for path in folder.glob(pattern))
+    files = [path for pattern in ("*.py", "[!.]*/*.py") for path in sorted(folder.glob(pattern))]
     named = [
         each for each in files if not _NOT_TRAINING.fullmatch(each.stem) and each.parent.name not in ("tests", "test")
     ]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from slurmddp.errors import UserError
 from slurmddp.styled import join, labelled
 
 if TYPE_CHECKING:
-    from slurmddp.errors import UserError
     from slurmddp.job.resolve import Request
     from slurmddp.launch.prepare import Prepared
 
@@ -146,7 +146,6 @@ def job_command(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]
 
 def _request(values: dict[str, Any]) -> "Request":
     """Collect the named options, then --set in its order."""
-    from slurmddp.errors import UserError
     from slurmddp.job.resolve import Request
 
     options: list[tuple[str, Any, str]] = [
@@ -186,8 +185,6 @@ def _of_gres(text: str | None) -> list[tuple[str, Any, str]]:
     """Return the keys that `--gres` sets. Raises UserError for a resource other than GPUs."""
     import re
 
-    from slurmddp.errors import UserError
-
     if text is None:
         return []
     gpus = re.fullmatch(r"gpu(?::([A-Za-z][^:,=]*))?(?:[:=]([0-9]+))?", text)
@@ -201,8 +198,6 @@ def _of_gres(text: str | None) -> list[tuple[str, Any, str]]:
 
 def one_of(options: Mapping[str, object], *, todo: str = "run the command twice") -> str | None:
     """Return the option that is given, if one is. Raises UserError for two of them."""
-    from slurmddp.errors import UserError
-
     given = [option for option, value in options.items() if value]
     if len(given) > 1:
         raise UserError(f"{given[0]} and {given[1]} cannot be combined", todo=todo)
@@ -211,8 +206,6 @@ def one_of(options: Mapping[str, object], *, todo: str = "run the command twice"
 
 def needs(*rules: tuple[object, str, object, str]) -> None:
     """Raise UserError for an option without the one that it needs: (value, name, the other's value and name)."""
-    from slurmddp.errors import UserError
-
     for value, option, other, needed in rules:
         if value and not other:
             raise UserError(f"{option} needs {needed}", todo=f"add {needed}, or remove {option}")

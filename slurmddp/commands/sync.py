@@ -1,17 +1,21 @@
 """sync: the metrics of a run, to a tracker."""
 
+from __future__ import annotations
+
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from slurmddp.api import ASK_EVERY, await_event, look
 from slurmddp.commands import options as opt
 from slurmddp.commands.run_options import LAST, Run
-
-if TYPE_CHECKING:
-    from slurmddp.run.layout import RunFolder
-    from slurmddp.run.state import RunState
+from slurmddp.errors import UserError
+from slurmddp.launch.find import find_own_run
+from slurmddp.run.evidence import evidence
+from slurmddp.run.layout import RunFolder
+from slurmddp.run.state import RunState, judge
+from slurmddp.trackers.sync import sync as send
 
 
 def sync(
@@ -24,9 +28,6 @@ def sync(
     as_json: opt.Json = False,
 ) -> None:
     """Send the metrics of a run to a tracker, from this machine. Sends only what is new."""
-    from slurmddp.launch.find import find_own_run
-    from slurmddp.trackers.sync import sync as send
-
     todo = "copy the run folder, then sync the copy"
     folder = find_own_run(run, os.environ, to="write there how far it was sent", todo=todo)
     wait = (lambda: await_event(folder, ASK_EVERY)) if follow else None
@@ -41,12 +42,8 @@ def sync(
         typer.echo(f"to      {sent.where}")
 
 
-def _state(folder: "RunFolder") -> "RunState":
+def _state(folder: RunFolder) -> RunState:
     """Return the run's state. A copy of a run folder is also synced where there is no Slurm."""
-    from slurmddp.errors import UserError
-    from slurmddp.run.evidence import evidence
-    from slurmddp.run.state import judge
-
     try:
         return look(folder).state
     except UserError:

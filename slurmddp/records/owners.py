@@ -11,9 +11,13 @@ def written_by_others(facts: os.stat_result) -> bool:
 
 
 def replaced_by_others(facts: os.stat_result) -> bool:
-    """Return whether others own a file, link or folder, or can rename what lies in it: the sticky bit prevents that."""
-    writable = stat.S_ISDIR(facts.st_mode) and written_by_others(facts) and not facts.st_mode & stat.S_ISVTX
-    return facts.st_uid not in (os.geteuid(), _root()) or writable
+    """Return whether others own a file, link or folder, or can rename what lies in it."""
+    return facts.st_uid not in (os.geteuid(), _root()) or renamed_by_others(facts)
+
+
+def renamed_by_others(facts: os.stat_result) -> bool:
+    """Return whether others can rename what lies in a folder: the sticky bit prevents that."""
+    return stat.S_ISDIR(facts.st_mode) and written_by_others(facts) and not facts.st_mode & stat.S_ISVTX
 
 
 def _root() -> int:
@@ -28,8 +32,8 @@ def _is_private(gid: int) -> bool:
     import grp  # here: ranks do not need them
     import pwd
 
-    root = _root()  # in a user namespace without root it stands for everybody who has no number there
-    for uid in (os.geteuid(), *([root] if root == 0 else [])):
+    # In a user namespace without root, its number stands for everybody who has none there.
+    for uid in (os.geteuid(), 0) if _root() == 0 else (os.geteuid(),):
         try:
             user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
         except KeyError:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from slurmddp.errors import UserError
-from slurmddp.records.owners import written_by_others
+from slurmddp.records.owners import renamed_by_others
 from slurmddp.run import git
 from slurmddp.run.layout import RunFolder
 
@@ -243,7 +243,7 @@ def shared_folder(root: Path) -> str | None:
             facts = path.stat()
         except OSError:  # It will be made, without write access for others.
             continue
-        if written_by_others(facts) and not facts.st_mode & stat.S_ISVTX:
+        if renamed_by_others(facts):
             return (
                 f"other users can rename folders in {path}, so they can put a run folder of theirs in the place of "
                 f"yours: chmod +t {path}, or choose another runs folder: --set paths.runs=FOLDER"

@@ -142,7 +142,7 @@ def binds(arguments: Sequence[str]) -> int:
         except subprocess.TimeoutExpired:
             said, patience = "no answer", 1.0  # on a dead mount, it cannot be interrupted: nobody waits for it
         except OSError as error:
-            said = "cannot be checked: stat: {}".format(error.strerror)
+            said = "stat cannot be started, {}".format(error.strerror)
         if said != "yes":
             lacks.append("{} ({})".format(source, said.rpartition(": ")[2]))
     sys.stdout.buffer.write(os.fsencode(", ".join(lacks)))

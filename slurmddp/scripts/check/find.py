@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from slurmddp.container import SIF_PROGRAMS
 from slurmddp.scripts.check.directives import OPTIONS, SRUN_ONLY, Resources, count, full, unread
 from slurmddp.scripts.check.launches import Found, Launch, Step, base, kind_of, launcher_options, programs, srun_options
 from slurmddp.scripts.check.script import Script
@@ -13,7 +14,6 @@ from slurmddp.scripts.sandbox.evaluate import Evaluated, Started
 
 _MOST = 8  # passes of a loop that are compared
 _MOST_ASSIGNED, _MOST_STARTS = 5000, 1000  # of one job
-_CONTAINERS = ("apptainer", "singularity")
 
 #: Where something starts: line, kind, which one of that line. Then, by job: the starts, each in its tasks.
 _Key = tuple[int, str, int]
@@ -235,7 +235,7 @@ def _around(run: Evaluated, start: Started) -> tuple[str, ...]:
         if (each.step, each.procid, each.line) == (start.step, start.procid, start.line) and each.order < start.order
     ]  # fmt: skip
     ends = [each.words for each in same if each.name != "srun" and each.words[-len(start.words) :] == start.words]
-    inside = [each.words for each in same if start.contained and each.name in _CONTAINERS]
+    inside = [each.words for each in same if start.contained and each.name in SIF_PROGRAMS]
     return max([*(ends or inside), start.words], key=len)
 
 

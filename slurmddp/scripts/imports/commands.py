@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from itertools import takewhile
 
+from slurmddp.container import SIF_PROGRAMS
 from slurmddp.job.job import RESERVED
 from slurmddp.job.sensitive import is_secret_name
 from slurmddp.scripts.check.launches import PYTHON, Launch, base
@@ -61,7 +62,7 @@ def carry_commands(job: Imported, launched: Iterable[Command], launch: Launch | 
     inside = [each for each in inside if each.words and (tuple(each.words), tuple(each.lines)) not in skip]
     lines = [each.line for each in launched if each.line]
     first, last = min(lines, default=0), max(lines, default=math.inf)
-    contained = any(base(word) in ("apptainer", "singularity", "shifter") for word in (launch.words if launch else ()))
+    contained = any(base(word) in (*SIF_PROGRAMS, "shifter") for word in (launch.words if launch else ()))
     contained |= any("container-image" in each.options for each in job.script.found.steps)
     for command in [*job.script.commands, *inside]:
         if (tuple(command.words), tuple(command.lines)) in skip or not command.words:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from slurmddp.container import SIF_PROGRAMS
 from slurmddp.errors import UserError
 from slurmddp.job.sensitive import is_secret_name
 from slurmddp.scripts.check.launches import Launch, Step, base
@@ -126,7 +127,7 @@ def carry_program(job: Imported, launch: Launch) -> None:
     around = list(launch.wrapper)
     while around and around[0] in _TRANSPARENT:
         around.pop(0)
-    if around and base(around[0]) not in ("apptainer", "singularity", "shifter", "uv"):
+    if around and base(around[0]) not in (*SIF_PROGRAMS, "shifter", "uv"):
         job.leave(launch.line, " ".join(around), f"in front of {launch.kind}")
 
 
@@ -348,7 +349,7 @@ def _ranks(job: Imported, launch: Launch) -> None:
 
 def _container(job: Imported, launch: Launch, words: list[str]) -> None:
     options = launch.step.options if launch.step else {}
-    at = next((at for at, word in enumerate(words) if word.rpartition("/")[2] in ("apptainer", "singularity")), None)
+    at = next((at for at, word in enumerate(words) if word.rpartition("/")[2] in SIF_PROGRAMS), None)
     if "container-image" in options:
         job.set("container.runtime", "pyxis")
         _image(job, launch, options["container-image"])

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from slurmddp.container import SIF_PROGRAMS
 from slurmddp.sites.draft.live import NodeType
 
 _PREFIX = "slurmddp-probe "
@@ -139,7 +140,7 @@ class Seen(NamedTuple):
         lines.append("interfaces: " + (", ".join(map(" ".join, self.interfaces.items())) or "none with an address"))
         route = self.first("default_route")
         lines.append(f"default route: {route or 'none, so the node may have no internet'}")
-        programs = [line for name in ("apptainer", "singularity", "enroot") for line in self.facts.get(name, ())[:1]]
+        programs = [line for name in (*SIF_PROGRAMS, "enroot") for line in self.facts.get(name, ())[:1]]
         lines.append("programs: " + ", ".join(dict.fromkeys([*programs, *self.facts.get("program", ())])))
         lines += [f"module: {name}" for name in self.facts.get("module", ())[:8]]
         if "scontrol" not in self.facts.get("program", ()):

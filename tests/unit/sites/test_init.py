@@ -89,6 +89,12 @@ def test_without_image_and_environment_the_next_command_builds_one(cluster: Desk
     assert done.err.endswith("next    slurmddp build-image --job job.yaml\n"), done.err
 
 
+def test_a_large_folder_below_hides_no_script_of_this_one(cluster: Desk) -> None:
+    for number in range(300):
+        cluster.write(f"data/{number:03}.py")
+    assert training_scripts(cluster.project) == ["train.py"]
+
+
 def test_what_else_was_found_is_noted_where_nobody_is_asked(cluster: Desk, cli: Cli) -> None:
     for name in ("src/model.py", "tests/train.py", "test_train.py", "src/pretrain.py"):
         cluster.write(name, TRAINS)
