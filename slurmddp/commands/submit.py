@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -170,7 +171,7 @@ def _time(plan: Plan) -> str:
 
 def show_dry_run(prepared: Prepared, refused: UserError | None = None, *, as_json: bool, full: bool = False) -> None:
     """Show what `submit` would write and run, or say why it would refuse the job."""
-    from slurmddp.commands.check.job import script_dict, sentence_lines  # here: only a dry run takes the time
+    from slurmddp.commands.script_facts import script_dict, sentence_lines  # here: only a dry run takes the time
 
     shown = dry_run_of(prepared, refused)
     if as_json:
@@ -191,11 +192,8 @@ def show_dry_run(prepared: Prepared, refused: UserError | None = None, *, as_jso
 
 
 def _show_scripts(shown: DryRun, *, full: bool) -> None:
-    typer.echo(shown.summary())
+    """Print the summary and the scripts. On a terminal the summary stands last, where the reader's eyes are."""
     scripts = {name: text for name, text in shown.scripts.items() if full or not name.startswith("payloads/")}
-    for name, text in {**scripts, **(shown.machinery if full else {})}.items():
-        typer.echo(f"\n=== {name}")
-        write_exactly(text.encode("utf-8", errors="surrogateescape"))
     rows = [
         ("functions", f"{shown.folder.code_archive}, from {package_folder() / 'shell'}"),
         ("code hash", shown.code_hash or "unknown: the project cannot be copied"),
@@ -203,7 +201,16 @@ def _show_scripts(shown: DryRun, *, full: bool) -> None:
     if not full:
         payloads = " and the payloads of alerts" if shown.prepared.plan.alerts else ""
         rows.append(("more", f"--full prints the functions{payloads}"))
-    typer.echo(f"\n{_table(rows)}")
+    summary_last = sys.stdout.isatty()
+    if not summary_last:
+        typer.echo(f"{shown.summary()}\n")
+    for name, text in {**scripts, **(shown.machinery if full else {})}.items():
+        typer.echo(f"=== {name}")
+        write_exactly(text.encode("utf-8", errors="surrogateescape"))
+        typer.echo()
+    if summary_last:
+        typer.echo(shown.summary())
+    typer.echo(_table(rows))
 
 
 def _submit_plain(request: Request, *, dry_run: bool, as_json: bool) -> None:

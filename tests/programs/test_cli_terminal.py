@@ -124,6 +124,15 @@ def test_logs_keep_colours_on_a_terminal_and_every_byte_in_a_pipe(desk: Desk, ru
     assert "\x1b" not in piped.out and "\\x1b]52" in piped.out, "all else is escaped in a pipe as well"
 
 
+def test_a_dry_run_ends_with_its_summary_on_a_terminal_and_begins_with_it_in_a_pipe(desk: Desk) -> None:
+    desk.write("train.py")
+    words = ("submit", "train.py", "--dry-run", "--site", "here")
+    shown, code = on_terminal(desk, *words)
+    assert code == 0 and shown.index(b"=== job.sh") < shown.index(b"=== node.sh") < shown.index(b"\nnodes     1")
+    piped = desk.command(*words)
+    assert piped.out.startswith("site      here") and piped.out.index("\nnodes     1") < piped.out.index("=== job.sh")
+
+
 AGE = re.compile(" +[0-9]+s ")
 RED, GREEN, YELLOW, END = "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[0m"
 

@@ -8,15 +8,12 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from slurmddp.commands.check.script import total
+from slurmddp.commands.script_facts import script_dict, sentence_lines
 from slurmddp.errors import UserError
 from slurmddp.job.plan.model import Plan
 from slurmddp.launch.job_check.cluster import Cluster
 from slurmddp.launch.job_check.rule import RULES, Finding, Subject, check_job
-from slurmddp.launch.named_file import module_file
 from slurmddp.launch.prepare import Prepared
-from slurmddp.program.facts import Facts
-from slurmddp.program.read import read_program
-from slurmddp.program.sentences import sentences
 from slurmddp.render.scripts import python_of_submit
 from slurmddp.report.plan import plan_facts
 from slurmddp.scripts.check.rule import SEVERITIES
@@ -45,41 +42,6 @@ def offers(subject: Subject) -> list[Offer]:
         if trial is not None:
             known.append(Offer(name, trial.start, trial.refusal))
     return sorted(known, key=lambda each: (each.refusal is not None, each.start or "9", each.partition))
-
-
-def _script_facts(plan: Plan) -> Facts | None:
-    """Return what the user's Python program does; None for a bundled task, a bash script, or one that is not here."""
-    program = plan.program
-    if not program.own or program.bash:
-        return None
-    roots = [path for path in (program.project or "", *program.python_path) if path.startswith("/")]
-    if program.script:
-        return read_program(program.source, roots) if os.path.isfile(program.source) else None
-    folder = program.project or plan.cwd
-    file = module_file(folder, program.module)
-    return read_program(str(file), [folder, *roots], program.module) if file else None
-
-
-def script_dict(prepared: Prepared) -> dict[str, Any] | None:
-    """Return the facts and sentences for `check`, without what the job file sets; docs/check-job.md has the keys."""
-    plan, job = prepared.plan, prepared.resolved.job
-    facts = _script_facts(plan)
-    if facts is None:
-        return None
-    given = {
-        "train.resume_args": bool(job.train.resume_args),
-        "checkpoint.watch": bool(job.checkpoint.watch),
-        "train.workdir": job.train.workdir is not None,
-    }
-    # Where Slurm decides about the GPUs, the number of ranks is not known: several, then.
-    said = [
-        {"where": f"{each.place.file}:{each.place.line}" if each.place else "", "text": each.text, "todo": each.todo}
-        for each in sentences(
-            facts, plan.nodes.world or 2, resumes=given["train.resume_args"], copied=plan.job.snapshot
-        )
-    ]
-    proposed = [each._asdict() for each in facts.proposals if not given[each.key]]
-    return {**facts.as_dict(), "proposals": proposed, "sentences": said}
 
 
 _PYTHON = (
@@ -169,15 +131,6 @@ def examine(
     script = script_dict(prepared)
     not_checked = [*elsewhere, *subject.cluster.silent]
     return Answer(plan, [], findings, trial.start if trial else None, not_checked, offered, depends, script)
-
-
-def sentence_lines(script: dict[str, Any]) -> Iterator[str]:
-    """Yield what the user's program does not do, or does otherwise than a job needs."""
-    name = one_line(script["script"].rpartition("/")[2])
-    for each in script["sentences"]:
-        yield f"{one_line(each['where']) or name}: " + labelled("note", f"the script {one_line(each['text'])}")
-        if each["todo"]:
-            yield f"    fix: {each['todo']}"
 
 
 def _script_lines(script: dict[str, Any]) -> Iterator[str]:
