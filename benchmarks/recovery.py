@@ -1,6 +1,6 @@
 """Faults on the test cluster, several times each: what survived, and what it cost.
 
-    python -m benchmarks.recovery [--runs N] [--only WORD] [--seed S] [--write]
+    python -m benchmarks.recovery [--runs N] [--only WORD | --chaos FAULTS] [--seed S] [--write]
 
 Brings up a cluster of its own (root only, see tests/cluster/README.md) and takes it down again. One run at a time, each
 fault at a moment of chance; tests/cluster/proof.py says what has to hold for a run to have survived. --write puts the
@@ -26,7 +26,7 @@ from benchmarks.environments import CHECKOUT
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
 from tests.cluster.images import make_torch_image
-from tests.cluster.proof import SCENARIOS, Bench, Outcome, Scenario, play
+from tests.cluster.proof import SCENARIOS, Bench, Outcome, Scenario, chaos, play
 
 PAGE = CHECKOUT / "docs/reliability.md"
 BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
@@ -64,6 +64,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recovery", description="Faults, and what they cost.")
     parser.add_argument("--runs", type=int, default=5, metavar="N", help="of each fault; default: %(default)s")
     parser.add_argument("--only", default="", metavar="WORD", help="faults whose name holds this word")
+    parser.add_argument("--chaos", type=int, metavar="FAULTS", help="so many faults of chance in one run, instead")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), metavar="S")
     parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.relative_to(CHECKOUT)}")
     options = parser.parse_args()
@@ -80,7 +81,8 @@ def main() -> int:
 
 
 def _measure(cluster: Cluster, options: argparse.Namespace) -> list[Row]:
-    rows = [Row(scenario) for scenario in SCENARIOS if options.only in scenario.name]
+    scenarios = [chaos(options.chaos)] if options.chaos else SCENARIOS
+    rows = [Row(scenario) for scenario in scenarios if options.only in scenario.name]
     bench = Bench.on(cluster, make_torch_image(cluster))
     try:
         for number in range(options.runs):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import random
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,10 @@ from .runs import Run
 
 #: Steps of the run between which a fault happens.
 FIRST_STEP, LAST_STEP = 7, 60
+#: Steps between two faults of one run, with a checkpoint among them, beyond the farthest step before.
+SETTLED = 6
+#: A host that lost its power comes back after at most so many seconds, where a fault says so.
+LONGEST_OUTAGE = 60
 #: What a step takes at most on an idle machine; a fault happens at any moment of one.
 PACE = 0.1
 #: Seconds that a job's start may take on a machine that is busy with other things.
@@ -228,6 +233,32 @@ def restart_controller(cluster: Cluster, run: Run, chance: random.Random) -> Inj
     done = now(run)
     cluster.restart_controller()
     return done
+
+
+def chaos(count: int) -> Fault:
+    """So many faults in one run, each of chance, each once the run has got further than before the last one."""
+    kinds = (
+        signal_rank("KILL"), signal_rank("STOP"), kill_agent, raise_in_rank, flip_and_kill, restart_controller, requeue,
+        lose_node, lose_batch_host,
+    )  # fmt: skip
+
+    def fault(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
+        first: Injected | None = None
+        for _ in range(count):
+            wait_for_step(run, 1 + max((int(row["step"]) for row in run.metrics()), default=0) + SETTLED)
+            done = chance.choice(kinds)(cluster, run, chance)
+            print(f"{run.id}: {done}", file=sys.stderr, flush=True)
+            first = first or done
+            for host in cluster.nodes:
+                if not cluster.host_is_up(host):
+                    time.sleep(chance.uniform(0, LONGEST_OUTAGE))
+                    cluster.restart_host(host)
+                    resume = ["scontrol", "update", f"NodeName={host}", "State=RESUME"]
+                    cluster.run("login", resume, user="root", check=False)  # an error where it needs none
+        assert first is not None
+        return Injected(first.time, first.step)
+
+    return fault
 
 
 def time_limit(cluster: Cluster, run: Run, chance: random.Random) -> Injected:

@@ -9,6 +9,7 @@ import json
 import random
 import re
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -71,6 +72,7 @@ class Scenario:
     same:     whether the run ends on as many ranks as the undisturbed one, so that the weights are equal bit for bit.
     deaf:     the fault stops the receiver of alerts, which is started again after the run.
     long:     `make test` leaves it out: another test plays the same fault, without comparing every weight.
+    steps:    of the run.
     """
 
     name: str
@@ -86,6 +88,12 @@ class Scenario:
     deaf: bool = False
     long: bool = False
     timeout: float = 240
+    steps: int = STEPS
+
+    @property
+    def undisturbed(self) -> tuple[bool, int]:
+        """Return what the run to compare with has to be like."""
+        return self.same, self.steps
 
 
 SCENARIOS = (
@@ -108,6 +116,15 @@ SCENARIOS = (
     Scenario("network of a node cut, fewer nodes continue", faults.cut_network, FEWER, alone=True, same=False),
     Scenario("batch host lost", faults.lose_batch_host, SPARE, alert="requeued", alone=True, long=True, timeout=300),
 )  # fmt: skip
+
+
+def chaos(count: int) -> Scenario:
+    """So many faults in one run, among them lost nodes, which come back."""
+    job = merged(SPARE, {"resources": {"time": f"{15 + 4 * count}m"}})
+    steps = STEPS + 30 * count
+    return Scenario(
+        f"chaos of {count} faults", faults.chaos(count), job, alert=None, alone=True, timeout=600, steps=steps
+    )
 
 
 class Receiver:
@@ -148,8 +165,8 @@ class Bench:
     alice: Alice
     receiver: Receiver
     deaf: Receiver
-    _references: dict[bool, Reference] = field(default_factory=dict)
-    _locks: dict[bool, Lock] = field(default_factory=lambda: {True: Lock(), False: Lock()})
+    _references: dict[tuple[bool, int], Reference] = field(default_factory=dict)
+    _locks: defaultdict[tuple[bool, int], Lock] = field(default_factory=lambda: defaultdict(Lock))
 
     @classmethod
     def on(cls, cluster: Cluster, image: str) -> Bench:
@@ -168,14 +185,16 @@ class Bench:
 
     def reference(self, scenario: Scenario) -> Reference:
         """The undisturbed run to compare with: of the same ranks, or without dropout and on half of them."""
-        with self._locks[scenario.same]:
-            if scenario.same not in self._references:
+        kind = scenario.undisturbed
+        with self._locks[kind]:
+            if kind not in self._references:
                 half = {"resources": {"nodes": 1}, "train": {"data": {"dropout": 0.0}}}
                 # Two of them may be submitted at once, each from a job file of its own.
-                run = self.submit(*(("undisturbed", {}) if scenario.same else ("undisturbed-half", half)))
+                name, changes = ("undisturbed", {}) if scenario.same else ("undisturbed-half", half)
+                run = self.submit(f"{name}-{scenario.steps}", merged(changes, {"train": {"steps": scenario.steps}}))
                 wait_ended(run, "done", 240)
-                self._references[scenario.same] = Reference.of(run)
-            return self._references[scenario.same]
+                self._references[kind] = Reference.of(run, scenario.steps)
+            return self._references[kind]
 
 
 @dataclass(frozen=True)
@@ -186,10 +205,10 @@ class Reference:
     tensors: dict[str, Any]
 
     @classmethod
-    def of(cls, run: Run) -> Reference:
+    def of(cls, run: Run, steps: int) -> Reference:
         launches = traces(run)
-        assert list(launches) == [0] and sorted(launches[0]) == list(range(1, STEPS + 1))
-        return cls(launches[0], tensors(run))
+        assert list(launches) == [0] and sorted(launches[0]) == list(range(1, steps + 1))
+        return cls(launches[0], tensors(run, steps))
 
 
 def traces(run: Run) -> dict[int, dict[int, list[list[int]]]]:
@@ -218,7 +237,7 @@ def untold(run: Run) -> set[int]:
     return {step for row in rows for step in range(row["step"] - row.get("lines_lost", 0), row["step"])}
 
 
-def tensors(run: Run, step: int = STEPS) -> dict[str, Any]:
+def tensors(run: Run, step: int) -> dict[str, Any]:
     """All tensors of a checkpoint: weights and the optimizer's state."""
     import torch
 
@@ -268,7 +287,7 @@ def check_weights(run: Run, reference: Reference, scenario: Scenario) -> None:
     """The last checkpoint's tensors: equal bit for bit, or close where the ranks were others for a while."""
     import torch
 
-    found = tensors(run)
+    found = tensors(run, scenario.steps)
     assert found.keys() == reference.tensors.keys()
     for name, tensor in found.items():
         expected = reference.tensors[name]
@@ -408,9 +427,9 @@ def play(bench: Bench, scenario: Scenario, chance: random.Random) -> Outcome:
     reference = bench.reference(scenario)
     receiver = bench.deaf if scenario.deaf else bench.receiver
     name = re.sub("[^a-z]+", "-", scenario.name.lower())
-    run = bench.submit(name, scenario.job)
+    run = bench.submit(name, merged(scenario.job, {"train": {"steps": scenario.steps}}))
     injected = scenario.fault(cluster, run, chance)
-    assert injected.step < STEPS - 10, f"{injected} came too late to be a test"
+    assert injected.step < scenario.steps - 10, f"{injected} came too late to be a test"
     wait_ended(run, scenario.ends, scenario.timeout)
     if scenario.deaf:
         receiver.start()

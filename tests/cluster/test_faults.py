@@ -40,7 +40,7 @@ class Player:
         self.hit: set[str | None] = set()  # nodes with a fault
         self._pool = ThreadPoolExecutor(AT_A_TIME)
         self._together = [scenario for scenario in chosen if not scenario.alone]
-        for same in {scenario.same: scenario for scenario in chosen}.values():
+        for same in {scenario.undisturbed: scenario for scenario in chosen}.values():
             self._pool.submit(bench.reference, same)  # what goes wrong there, whoever needs it is told
         self._started: dict[str, Future[Outcome]] = {}
 
