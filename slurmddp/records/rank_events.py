@@ -21,6 +21,12 @@ class RankExited(NamedTuple):
     signal: Optional[str]  # SIGKILL and so on, or null
 
 
+class AgentPaused(NamedTuple):
+    """an agent did not run for a while: somebody stopped it, or its node hung"""
+
+    seconds: Optional[float]
+
+
 class Forged(NamedTuple):
     """an agent got a message that somebody else wrote, did not read it, and ended its ranks"""
 
@@ -266,8 +272,8 @@ class Finished(NamedTuple):
 
 
 OF_RANKS = (
-    RankStarted, RanksStopped, RankExited, Forged, Started, WeightsLoaded, CheckpointRejected, Resumed, Ready,
-    FirstStep, StepSkipped, Evaluated, CheckpointSaved, CheckpointFailed, StragglerBegins, StragglerEnds, LinksProbed,
+    RankStarted, RanksStopped, RankExited, AgentPaused, Forged, Started, WeightsLoaded, CheckpointRejected, Resumed,
+    Ready, FirstStep, StepSkipped, Evaluated, CheckpointSaved, CheckpointFailed, StragglerBegins, StragglerEnds, LinksProbed,
     Profiled, Hang, HangReported, HangOver, NoProcessGroup, Restarted, KeepingSave, SaveKept, ProcessGroupMade, Error,
     Stopping, Timing, Finished,
 )  # fmt: skip

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from slurmddp.records.events import Event, of
 from slurmddp.records.metrics import Metrics
 from slurmddp.records.rank_events import (
+    AgentPaused,
     CheckpointSaved,
     Error,
     Evaluated,
@@ -168,6 +169,18 @@ def start_notices(events: Iterable[Event]) -> tuple[str, ...]:
     if saves and saves[-1].why and not (last and last.how == WENT_ON):
         found.append(f"the script may write over {saves[-1].path}, of which there is no copy: {saves[-1].why}")
     return tuple(found)
+
+
+def pause_notices(events: Iterable[Event]) -> tuple[str, ...]:
+    """Return a text for each node whose agent did not run for a while: the longest pause of the run."""
+    longest: dict[str, float] = {}
+    for event, facts in of(events, AgentPaused):
+        node = event.node or "an unknown node"
+        longest[node] = max(longest.get(node, 0), facts.seconds or 0)
+    return tuple(
+        f"the agent on {node} did not run for {seconds:.0f} s: it was stopped (SIGSTOP), or its node hung"
+        for node, seconds in longest.items()
+    )
 
 
 @dataclass

@@ -12,7 +12,7 @@ from torch.distributed.run import main as torchrun
 
 from slurmddp.records.rank_events import Forged, RankExited
 from slurmddp.runtime import signing, torch_private
-from slurmddp.runtime.agent import gpu_sampling, handlers
+from slurmddp.runtime.agent import gpu_sampling, handlers, pauses
 from slurmddp.runtime.environment import own_node
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.journal import Events
@@ -30,6 +30,7 @@ def main(words: list[str]) -> None:
         handlers.register(signing.load(folder.path), events, folder, os.environ)
         _record_exits(events)
         gpu_sampling.start(folder, attempt)
+        pauses.start(events.write)
         # The handlers open the ranks' store, one for each start: torch must neither open another one nor share the
         # agents', where ranks would meet addresses of the start before.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmddp.run.rank_starts import start_notices
+from slurmddp.run.rank_starts import pause_notices, start_notices
 from tests.helpers import typed
 
 ZERO = {"event": "restarted", "how": "from zero", "step": 1, "before": 9, "lost": 9, "text": "began again"}
@@ -28,3 +28,12 @@ NO_COPY = "the script may write over /out/last.pt, of which there is no copy: di
 )
 def test_copies_are_named_where_a_script_began_again(records: tuple[dict, ...], notices: tuple[str, ...]) -> None:
     assert start_notices(typed({"event": "rank_started"}, *records)) == notices
+
+
+def test_the_longest_pause_of_each_agent_is_told() -> None:
+    pauses = [("node2", 12.0), ("node1", 31.5), ("node2", 40.2)]
+    events = typed(*({"event": "agent_paused", "node": node, "seconds": seconds} for node, seconds in pauses))
+    assert pause_notices(events) == (
+        "the agent on node2 did not run for 40 s: it was stopped (SIGSTOP), or its node hung",
+        "the agent on node1 did not run for 32 s: it was stopped (SIGSTOP), or its node hung",
+    )
