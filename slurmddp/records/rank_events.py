@@ -273,7 +273,7 @@ class Finished(NamedTuple):
 
 OF_RANKS = (
     RankStarted, RanksStopped, RankExited, AgentPaused, Forged, Started, WeightsLoaded, CheckpointRejected, Resumed,
-    Ready, FirstStep, StepSkipped, Evaluated, CheckpointSaved, CheckpointFailed, StragglerBegins, StragglerEnds, LinksProbed,
-    Profiled, Hang, HangReported, HangOver, NoProcessGroup, Restarted, KeepingSave, SaveKept, ProcessGroupMade, Error,
-    Stopping, Timing, Finished,
+    Ready, FirstStep, StepSkipped, Evaluated, CheckpointSaved, CheckpointFailed, StragglerBegins, StragglerEnds,
+    LinksProbed, Profiled, Hang, HangReported, HangOver, NoProcessGroup, Restarted, KeepingSave, SaveKept,
+    ProcessGroupMade, Error, Stopping, Timing, Finished,
 )  # fmt: skip
