@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from pydantic import ValidationError
 
 from slurmddp.commands import options as opt
 from slurmddp.commands.new_file import write_new
@@ -20,6 +21,7 @@ from slurmddp.container import runtime_named
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.base import is_sif
 from slurmddp.job.expand import unexpand
+from slurmddp.job.job import Resources
 from slurmddp.job.site import Site
 from slurmddp.launch.named_file import job_name
 from slurmddp.launch.python_environment import Environment, environments_here
@@ -184,7 +186,18 @@ def _choose(
         return choices
     if "resources.account" in profile.required and not (layer.get("resources") or {}).get("account"):
         return choices._replace(account=ask("Which Slurm account pays?", ()) or None)
-    return choices._replace(nodes=ask("How many nodes?", ("1",)))
+    nodes = ask("How many nodes?", ("1",))
+    while not _are_nodes(nodes):
+        nodes = ask("How many nodes (2, 2-4 or 4+1)?", ("1",))
+    return choices._replace(nodes=nodes)
+
+
+def _are_nodes(text: str) -> bool:
+    try:
+        Resources.model_validate({"nodes": int(text) if text.isdecimal() else text})
+    except ValidationError:
+        return False
+    return True
 
 
 def _environments(profile: Site, folder: Path) -> list[Environment]:

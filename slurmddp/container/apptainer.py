@@ -36,7 +36,7 @@ container=(
 """
     plain_part = """\
   {{ c.executable | quote }} exec{% for option in c.options %} {{ option | quote }}{% endfor %} \
---pwd {{ plan.workdir | quote_run }}{% for bind in c.binds %} --bind {{ bind.spec | quote }}{% endfor %} \\
+--pwd {{ plan.workdir | quote_run }}{% for bind in binds %} --bind {{ bind | quote }}{% endfor %} \\
   {{ c.image | quote }} \\
 """
 

@@ -36,5 +36,5 @@ container+=(GLOO_SOCKET_IFNAME="$GLOO_SOCKET_IFNAME"\
     plain_part = """\
   --container-image={{ c.image | quote }} --container-workdir={{ plan.workdir | quote_run }}\
 {% for option in c.options %} {{ option | quote }}{% endfor %} \\
-  --container-mounts={{ c.binds | map(attribute="spec") | join(",") | quote }} \\
+  --container-mounts={{ binds | join(",") | quote }} \\
 """

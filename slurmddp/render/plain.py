@@ -37,6 +37,10 @@ def plain_script(plan: Plan, file: str) -> str:
         modules=any(re.match(r"(module|ml)\s", line) for line in plan.job.setup),
         python_path=_python_path(plan),
         groups=_groups(plan),
+        binds=[
+            *(bind.spec for bind in plan.container.binds),
+            *([f"{plan.cache}:{plan.cache}:rw"] if plan.cache else []),
+        ],
         words=["--no-python", *program.words(program.source)] if program.bash else program.words(program.source),
     )
 
@@ -94,6 +98,10 @@ def missing(plan: Plan) -> list[str]:
     spares = f", no spare node ({plan.nodes.spares} dropped)" if plan.nodes.spares else ""
     alerts = f" ({', '.join(target.name for target in plan.alerts.targets)})" if plan.alerts else ""
     more = []
+    if arguments := plan.job.train.resume_args:
+        more.append(f"no {' '.join(arguments)} behind a save (train.resume_args): the script starts without it")
+    if plan.job.checkpoint.watch:
+        more.append("no look at what the script saves (checkpoint.watch)")
     if plan.job.setup:
         more.append("setup lines run on the first node only; the variables that they set reach the others")
     if plan.container.compat:

@@ -12,6 +12,7 @@
 
 set -eu # not before: `module` and conda fail with it
 cd /home/alice/project
+mkdir -p "\$SCRATCH/slurmddp/cache" # for downloads
 export SINGULARITYENV_PYTHONPATH='/home/alice/project:/own lib' # for the script's imports
 export SINGULARITYENV_PYTHONUNBUFFERED=1 # python: unbuffered logs
 export SINGULARITYENV_PYTHONNOUSERSITE=1 # the image's own packages, not those of ~/.local
@@ -24,7 +25,7 @@ export SINGULARITYENV_WANDB_API_KEY="$WANDB_API_KEY"
 # srun starts one torchrun per node; they meet on the first node, at a port that follows from the job id.
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun --ntasks-per-node=1 --cpu-bind=none --cpus-per-task=32 --kill-on-bad-exit=1 \
-  singularity exec --nv --pwd /home/alice/project --bind /leonardo:/leonardo:rw --bind /leonardo_scratch:/leonardo_scratch:rw --bind /leonardo_work:/leonardo_work:rw --bind /home/alice/project:/home/alice/project:rw \
+  singularity exec --nv --pwd /home/alice/project --bind /leonardo:/leonardo:rw --bind /leonardo_scratch:/leonardo_scratch:rw --bind /leonardo_work:/leonardo_work:rw --bind /home/alice/project:/home/alice/project:rw --bind "\$SCRATCH/slurmddp/cache:\$SCRATCH/slurmddp/cache:rw" \
   /images/torch.sif \
   torchrun --nnodes="$SLURM_NNODES" --nproc-per-node=4 \
   --rdzv-backend=c10d --rdzv-endpoint="$head:$((10000 + SLURM_JOB_ID % 20000))" --rdzv-id="$SLURM_JOB_ID" \

@@ -30,7 +30,11 @@ def test_on_every_site_with_slurm_it_is_short_and_has_nothing_of_ours(site: str,
     assert len(lines) <= 40
     assert text.count("\nsrun ") == 1
     assert "torchrun --nnodes=" in text or "-m torch.distributed.run --nnodes=" in text
-    code = "\n".join(line for line in lines[1:] if not line.startswith("#") and "HF_HOME" not in line)
+    code = (
+        "\n".join(line for line in lines[1:] if not line.startswith("#"))
+        .replace("/slurmddp/cache", "")
+        .replace("/.cache/slurmddp", "")
+    )
     assert "slurmddp" not in code.lower(), code
     assert not [word for word in ("--signal", "--open-mode", "--requeue ", "{run}", "Undefined", "{{") if word in text]
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
@@ -49,6 +53,8 @@ def test_on_every_site_with_slurm_it_is_short_and_has_nothing_of_ours(site: str,
         (("train.script=src/run.sh",), "--no-python bash "),
         (("network.debug=true",), "export APPTAINERENV_NCCL_DEBUG=INFO "),
         (("environment.TEXT=x{{run}}",), "APPTAINERENV_TEXT='x{run}' "),
+        (("paths.cache=/scratch/cache",), " --bind /scratch/cache:/scratch/cache:rw"),
+        (("paths.cache=/scratch/cache",), "\nmkdir -p /scratch/cache # for downloads\n"),
     ],
 )
 def test_what_the_job_asks_for_is_in_it(desk: Desk, tmp_path: Path, options: tuple[str, ...], expected: str) -> None:
@@ -104,6 +110,9 @@ def test_a_dry_run_prints_the_script_alone_and_what_it_lacks(project: Desk, cli:
         assert f"  - {lack}" in done.err
     told = json.loads(cli(*words, "--json").out)
     assert told["next"] == [f"sbatch {told['file']}"] and told["job_id"] is None and len(told["missing"]) == 8
+    asked = ("--set", "train.resume_args=[--resume, '{checkpoint}']", "--set", "checkpoint.watch=[out]")
+    lacks = cli(*words, *asked).err
+    assert "  - no --resume {checkpoint} behind a save (train.resume_args)" in lacks and "(checkpoint.watch)" in lacks
     assert not list(project.project.glob("*.sbatch"))
 
 

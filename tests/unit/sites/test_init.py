@@ -140,6 +140,13 @@ def test_at_most_three_questions_are_asked(cluster: Desk, cli: Cli, monkeypatch:
     assert "#SBATCH --nodes=2-4\n" in cli("submit", "asked.yaml", *options).out
 
 
+def test_a_number_of_nodes_that_is_none_is_asked_again(cluster: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.write("train.py", TRAINS)
+    questions = asked(cluster, monkeypatch, ("two", "4-2", "", "2+1"))
+    assert questions == ["How many nodes?", *["How many nodes (2, 2-4 or 4+1)?"] * 3]
+    assert '  nodes: "2+1" ' in (cluster.project / "asked.yaml").read_text()
+
+
 def test_the_questions_on_a_terminal(cluster: Desk) -> None:
     """Enter takes the first answer; a number that none has is asked again."""
     for name in ("b.py", "c.py"):
