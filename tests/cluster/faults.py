@@ -11,7 +11,7 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -251,8 +251,9 @@ def chaos(count: int) -> Fault:
             first = first or done
             for host in cluster.nodes:
                 if not cluster.host_is_up(host):
-                    time.sleep(chance.uniform(0, LONGEST_OUTAGE))
-                    cluster.restart_host(host)
+                    with slow_steps(cluster, run):
+                        time.sleep(chance.uniform(0, LONGEST_OUTAGE))
+                        cluster.restart_host(host)
                     resume = ["scontrol", "update", f"NodeName={host}", "State=RESUME"]
                     cluster.run("login", resume, user="root", check=False)  # an error where it needs none
         assert first is not None
@@ -267,16 +268,23 @@ def time_limit(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
     Slurm looks at limits twice a minute; the steps are slow until it has.
     """
     moment(run, chance)
+    with slow_steps(cluster, run):
+        done = now(run)
+        limit = cluster.job(run.job_id)["TimeLimit"]
+        update = ["scontrol", "update", f"JobId={run.job_id}"]
+        cluster.run("login", [*update, "TimeLimit=1"])
+        run.wait_for_event("job_ended", lambda row: row["time"] > done.time, timeout=120)
+        cluster.run("login", [*update, f"TimeLimit={limit}"], user="root")
+    return done
+
+
+@contextlib.contextmanager
+def slow_steps(cluster: Cluster, run: Run) -> Iterator[None]:
+    """While something takes its time, the run must not get to its end."""
     slow = f"{run.answer['run_folder']}/slow"
     cluster.write(slow, "")
-    done = now(run)
-    limit = cluster.job(run.job_id)["TimeLimit"]
-    update = ["scontrol", "update", f"JobId={run.job_id}"]
-    cluster.run("login", [*update, "TimeLimit=1"])
-    run.wait_for_event("job_ended", lambda row: row["time"] > done.time, timeout=120)
-    cluster.run("login", [*update, f"TimeLimit={limit}"], user="root")
+    yield
     cluster.machine_path(slow).unlink()
-    return done
 
 
 def preempt(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
