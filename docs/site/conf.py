@@ -22,6 +22,7 @@ include_patterns = [
     "SECURITY.md",
     "tests/README.md",
     "tests/cluster/README.md",
+    "benchmarks/script_facts.md",
     "tests/security.md",
     "docs/*.md",
     "docs/generated/**",
