@@ -15,7 +15,10 @@ HERE = Path(__file__).parent
 MADE = HERE.parent / "generated" / "static"
 PROGRAMS = frozenset((HERE / "programs.txt").read_text(encoding="utf-8").split())
 #: Pages for developers: the search answers users.
-NOT_SEARCHED = ("CHANGELOG", "CONTRIBUTING", "SECURITY", "tests/", "benchmarks/", "docs/architecture", "docs/benchmarks")
+NOT_SEARCHED = (
+    *("CHANGELOG", "CONTRIBUTING", "SECURITY"),
+    *("tests/", "benchmarks/", "docs/architecture", "docs/benchmarks"),
+)
 
 
 def setup(app: Any) -> dict[str, bool]:
