@@ -122,7 +122,8 @@ class _Search:
         shown = self._shown(rule, line, text)
         if not shown:
             return  # it lacks what the rule shows
-        node = rule.node(line, re.sub(r"[.]log$", "", os.path.basename(path)))
+        name, ending = os.path.splitext(os.path.basename(path))
+        node = rule.node(line, name if ending == ".log" else "")  # srun's errors are of no node
         rank = progress.rank if "after" in rule.patterns else rule.number("rank", line)
         if self._tasks_are_ranks and "task" in rule.patterns:
             rank = rule.number("task", line)

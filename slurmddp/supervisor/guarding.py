@@ -7,8 +7,9 @@ from typing import Any, Callable, Optional
 
 from slurmddp.supervisor.loop import Child
 
-#: Seconds from the guard's death to its next start, at first and at the most: what killed it may go on.
-_AGAIN, _LONGEST = 30.0, 600.0
+#: Seconds from the guard's death to its next start. The first time at once: the node that took the guard with it may not
+#: be the last one. Then ever later: what killed it may go on.
+_FIRST, _AGAIN, _LONGEST = 1.0, 30.0, 600.0
 
 
 class Guarding:
@@ -18,7 +19,7 @@ class Guarding:
         self._job, self._clock = job, clock
         self._child: Optional[Child] = None
         self._died: Optional[float] = None
-        self._pause = _AGAIN
+        self._pause = _FIRST
 
     def start(self) -> None:
         """Start it beside this script, or on every node of a job that may lose nodes: it brings the job back where
@@ -49,7 +50,7 @@ class Guarding:
             except OSError:
                 pass  # it died before it was ready
         elif self._clock() - self._died >= self._pause:
-            self._died, self._pause = None, min(2 * self._pause, _LONGEST)
+            self._died, self._pause = None, min(max(_AGAIN, 2 * self._pause), _LONGEST)
             self.start()
 
     def end(self) -> None:

@@ -50,7 +50,7 @@ class Attempt:
         found = find(node_logs(str(self.logs)), str(self.logs / "srun.err"), ranks, told, tasks_are_ranks=tasks)
         if found is None or found is told:
             return ""
-        return f"{'-' if found.rank is None else found.rank} {found.node} {found.text}"
+        return f"{'-' if found.rank is None else found.rank} {found.node or '-'} {found.text}"
 
 
 @pytest.fixture
@@ -79,6 +79,10 @@ TABLE: dict[str, tuple[Texts, str]] = {
         )
         for kind, (text, rank, cause) in LOGS.items()
     },
+    "tasks that srun killed itself": (
+        {"srun.err": b"srun: Job step aborted: Waiting up to 32 seconds\nsrun: error: node1: task 0: Killed\n"},
+        "",
+    ),
     "nothing": ({"node1.log": b"step 1\nErrors: 3\nErrorProne ready\nError\n"}, ""),
     "no file": ({}, ""),
     "an empty file": ({"node1.log": b"", "srun.err": b""}, ""),

@@ -43,16 +43,18 @@ class Stage:
         return counts
 
 
-def test_one_that_dies_is_started_again_but_not_at_once(tmp_path: Path) -> None:
+def test_one_that_dies_is_started_again_at_once_and_then_ever_later(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     stage.guarding.look()
     stage.guarding.start()
     assert stage.look(2, 4) == [1, 1] and stage.mark.exists()
     stage.child.code = 137
-    assert stage.look(6, 8, 35, 36, 38) == [1, 1, 1, 2, 2]
+    assert stage.look(6, 6.5, 7, 9) == [1, 1, 2, 2]
     assert not stage.mark.exists() and len(stage.said) == 1 and "137" in stage.said[0]
     stage.child.code = 1
-    assert stage.look(40, 99, 100) == [2, 2, 3], "what killed it may go on"
+    assert stage.look(40, 69, 70) == [2, 2, 3], "what killed it may go on"
+    stage.child.code = 1
+    assert stage.look(80, 139, 140) == [3, 3, 4]
     assert stage.steps[0] == stage.steps[2]
 
 
