@@ -7,8 +7,8 @@ from typing import Any, Callable, Optional
 
 from slurmddp.supervisor.loop import Child
 
-#: Seconds from the guard's death to its next start. The first time at once: the node that took the guard with it may not
-#: be the last one. Then ever later: what killed it may go on.
+#: Seconds from the guard's death to its next start. The first time at once: the next node may be lost soon. Then ever
+#: later: what killed it may go on.
 _FIRST, _AGAIN, _LONGEST = 1.0, 30.0, 600.0
 
 
