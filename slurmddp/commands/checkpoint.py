@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,17 +17,17 @@ from slurmddp.commands import options as opt
 from slurmddp.commands.help import App
 from slurmddp.commands.listed import BY_NAME
 from slurmddp.commands.run_options import LAST, Run
-from slurmddp.errors import UserError
-from slurmddp.launch.export import Wanted
-from slurmddp.launch.export import export as export_now
+from slurmddp.errors import ExternalError, UserError
 from slurmddp.launch.find import find_own_run, find_run
 from slurmddp.report.status import run_status
 from slurmddp.run import checkpoints, pruning
 from slurmddp.run.checkpoints import Leftover, Stored, leftovers, survey
 from slurmddp.run.layout import RunFolder
 from slurmddp.run.pruning import Pruning
+from slurmddp.shared.checkpoint import export as exporting
+from slurmddp.shared.checkpoint import layout
 from slurmddp.shared.units import human
-from slurmddp.styled import columns, join, styled
+from slurmddp.styled import columns, join, labelled, styled
 from slurmddp.visible import one_line
 
 #: Bytes between two lines of progress while a checkpoint is hashed: a few seconds' work.
@@ -188,15 +192,80 @@ def export(
         typer.Option(metavar="model|all", help="Export the model's weights, or all tensors of the checkpoint"),
     ] = "model",
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists")] = False,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Run another user's image, setup lines and code with your account")
-    ] = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Export the weights of a checkpoint to one file, with the PyTorch of the run's image or environment."""
+    """Export the weights of a checkpoint to one file. Needs neither PyTorch nor the run's image."""
     folder = find_run(run, os.environ)
-    written = export_now(folder, Wanted(step, format_, output, what, force, trust), Path.cwd(), os.environ, opt.say)
-    typer.echo(opt.json_text({"run_id": folder.id, "file": str(written)}) if as_json else written)
+    stored = checkpoints.own(folder)
+    form, target = _export_target(format_, output, what, force)
+    item = _to_export(folder, stored, step)
+    opt.say(f"exporting step {item.step} of run {folder.id}")
+    try:
+        with _exit_on_signals():
+            count = exporting.write(item.path, layout.read_contents(item.path), target, form=form, what=what)
+    except (exporting.ExportError, layout.Rejected) as error:
+        raise UserError(str(error)) from error
+    except OSError as error:
+        raise ExternalError(f"{error.filename or target}: {error.strerror or error}") from error
+    opt.say(f"exported {count} tensors, {human(target.stat().st_size)}")
+    typer.echo(opt.json_text({"run_id": folder.id, "file": str(target)}) if as_json else target)
+
+
+@contextlib.contextmanager
+def _exit_on_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise SystemExit, so that an unfinished file is removed. Ignored ones (nohup) stay so."""
+    ignored = signal.SIG_IGN
+    numbers = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not ignored]
+    before = {number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _export_target(form: str | None, output: Path | None, what: str, force: bool) -> tuple[str, Path]:
+    """Return format and absolute path of the file. Raises UserError for what cannot be written."""
+    formats = exporting.FORMATS
+    if form is not None and form not in formats:
+        raise UserError(f"--format {form!r} is not one of {', '.join(formats)}")
+    if what not in exporting.CONTENTS:
+        raise UserError(f"--what {what!r} is not one of {', '.join(exporting.CONTENTS)}")
+    named = next((name for name, suffix in formats.items() if output and output.suffix == suffix), None)
+    if form and named and form != named:
+        raise UserError(f"--format {form} does not match the file name {output}")
+    form = form or named or "pt"
+    target = Path(os.path.abspath(output or f"model{formats[form]}"))
+    if target.is_dir():
+        raise UserError(f"{target} is a folder", todo=f"add a file name: --output {target}/model{formats[form]}")
+    if not target.parent.is_dir():
+        raise UserError(f"the folder {target.parent} does not exist", todo="create it first, or choose another folder")
+    if target.exists() and not force:
+        raise UserError(f"{target} exists", todo="choose another file with --output, or replace it with --force")
+    if not os.access(target.parent, os.W_OK):
+        raise UserError(
+            f"cannot write to the folder {target.parent}", todo="choose a file in another folder: --output FILE"
+        )
+    return form, target
+
+
+def _to_export(folder: RunFolder, stored: list[Stored], step: int | None) -> Stored:
+    """Return the checkpoint to export, verified. Raises UserError if it is damaged or none is good."""
+    if step is not None:
+        item = checked(checkpoints.at_step(stored, step))
+        if item.fault is None:
+            return item
+        raise UserError(
+            f"this checkpoint is not usable: {item.fault}",
+            where=str(item.path),
+            todo="export another one: `slurmddp checkpoint verify` shows which are good",
+        )
+    for item in stored:
+        item = checked(item) if item.fault is None else item
+        if item.fault is None:
+            return item
+        opt.say(labelled("warning", f"skipping {item.path.name}: {item.fault}"))
+    raise UserError(f"run {folder.id} has no good checkpoint to export")
 
 
 group = App(name="checkpoint", help=BY_NAME["checkpoint"].summary)

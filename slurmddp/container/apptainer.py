@@ -7,9 +7,6 @@ from collections.abc import Iterable
 
 from slurmddp.container.base import Container
 
-#: Behind APPTAINER_ and SINGULARITY_: inherited, these would change what a container sees.
-INHERITED = ("BIND", "BINDPATH", "MOUNT", "CONTAIN", "CONTAINALL", "COMPAT")
-
 
 class Apptainer(Container):
     """`apptainer exec IMAGE`."""
@@ -45,10 +42,10 @@ container=(
         """Return whether an option gives it a /dev, /tmp and home of its own."""
         return any(map(contains, self.options))
 
-    def words(self, binds: Iterable[str], *more: str) -> list[str]:
+    def words(self, binds: Iterable[str]) -> list[str]:
         """Return `apptainer exec ... IMAGE`."""
         bound = [word for bind in binds for word in ("--bind", bind)]
-        return [self.executable, "exec", *self.options, *more, *bound, str(self.image)]
+        return [self.executable, "exec", *self.options, *bound, str(self.image)]
 
 
 class Singularity(Apptainer):

@@ -62,8 +62,8 @@ class Container(_Values):
         """Return whose GPUs a node must show; empty if the options do not tell: then what is there is counted."""
         return next((vendor for vendor, option in self.devices.items() if option in self.options), "")
 
-    def words(self, binds: Iterable[str], *more: str) -> list[str]:
-        """Return the words before a command that runs in it on this machine. more: further options."""
+    def words(self, binds: Iterable[str]) -> list[str]:
+        """Return the words before a command that runs in it on this machine."""
         return []
 
 

@@ -109,7 +109,7 @@ def check(item: Stored, progress: Callable[[int], None] = lambda count: None) ->
     """Return the checkpoint with its `fault`, after hashing each file; progress: gets the bytes of each."""
     from concurrent.futures import ThreadPoolExecutor  # here: only this needs it
 
-    from slurmddp.shared.checkpoint import shardcheck
+    from slurmddp.shared.checkpoint import shards
 
     pool = ThreadPoolExecutor(min(_MOST_READERS, os.cpu_count() or 1))
     try:
@@ -119,7 +119,7 @@ def check(item: Stored, progress: Callable[[int], None] = lambda count: None) ->
             if actual.sha256 != wanted.sha256:
                 raise layout.Rejected(item.path, name, "has other content than was written (sha256 differs)")
             progress(actual.bytes)
-        shardcheck.check(item.path, layout.read_contents(item.path, files), files)
+        shards.check(item.path, layout.read_contents(item.path, files), files)
     except layout.Rejected as rejected:
         return replace(item, fault=f"{rejected.file} {rejected.why}")
     except OSError as error:

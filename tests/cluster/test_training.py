@@ -85,9 +85,9 @@ def time_of(alice: Alice, run: Run) -> dict[str, Any]:
 class TestCheckpoints:
     """In this order: each does more harm to them than the one before."""
 
-    def test_the_export_is_made_in_the_image_and_loads_there(self, alice: Alice, trained: Run) -> None:
+    def test_the_export_loads_in_the_image(self, alice: Alice, trained: Run) -> None:
         done = alice.command("checkpoint", "export", trained.id, "--output", "/home/alice/saved.pt", "--force")
-        assert f"exporting step 40 of run {trained.id} in {alice.image}" in done.stderr
+        assert f"exporting step 40 of run {trained.id}\n" in done.stderr
         script = "import torch; values = torch.load('saved.pt', weights_only=True).values();"
         script += "print(sum(value.numel() for value in values), all(value.isfinite().all() for value in values))"
         loaded = alice.cluster.run("login", ["apptainer", "exec", alice.image, "python3", "-W", "ignore", "-c", script])

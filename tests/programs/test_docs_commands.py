@@ -34,7 +34,7 @@ ELSEWHERE = {
     r"salloc |slurmddp run job.yaml --nodes 1 &":
         "needs an allocation: tests/cluster/test_runs.py::test_runs_side_by_side_in_one_allocation",
     r"apptainer |slurmddp build-image (?!.*--dry-run)": "needs Apptainer and a registry: tests/cluster/test_images.py",
-    r"slurmddp checkpoint export": "needs PyTorch: tests/runtime/test_export.py",
+    r"slurmddp checkpoint export": "needs a checkpoint: tests/runtime/test_export.py",
     r"slurmddp report .*--compare ": "names a run of the page: tests/unit/report/test_report_page.py",
     r"(WANDB_MODE=offline )?slurmddp sync |wandb sync |tensorboard ":
         "needs a tracker's library: tests/runtime/test_trackers.py",

@@ -1,11 +1,13 @@
 """One plain file of a checkpoint, and weights that a run starts from: by real ranks, whatever the mesh."""
 
+import itertools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +17,15 @@ import pytest
 import torch
 from torch import nn
 
-from slurmddp.runtime import export
-from slurmddp.runtime.checkpoint import plain
+from slurmddp.runtime.checkpoint import plain, shards
 from slurmddp.runtime.checkpoint.init_weights import load_given, resolve_given
 from slurmddp.runtime.errors import UserError
+from slurmddp.shared.checkpoint import export, layout
+from tests.checkpoints import make_run
 from tests.helpers import Desk
 
 from . import toy
-from .harness import PATIENCE, ROOT, Ranks, Run
+from .harness import PATIENCE, Ranks, Run
 from .test_layout import flip
 
 Tensors = dict[str, torch.Tensor]
@@ -54,12 +57,20 @@ def same(first: Tensors, second: Tensors) -> bool:
 
 
 def save(path: Path, tensors: Tensors) -> None:
-    """In the format that the name tells."""
-    if path.suffix == plain.SAFETENSORS:
-        specs = {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()}
-        plain.write_safetensors(path, specs, lambda names: {name: tensors[name] for name in names}, {"step": "3"})
-    else:
-        plain.write_pt(path, tensors)
+    """By way of a checkpoint of step 3, in the format that the name tells."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "step-00000003"
+        folder.mkdir()
+        plan = shards.deal([shards._held(tensors)], 0)
+        rows, _ = shards.write(folder, 0, {part: tensors[part[0]].contiguous() for part in plan.own})
+        shards.finish(folder, plan.metadata, [rows])
+        write(folder, path, "all")
+
+
+def write(checkpoint: Path, output: Path, what: str = "model") -> int:
+    """Export in the format that the name tells."""
+    form = output.suffix.removeprefix(".")
+    return export.write(checkpoint, layout.read_contents(checkpoint), output, form=form, what=what)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +105,7 @@ def test_safetensors_is_what_its_format_says(tmp_path: Path) -> None:
     length = int.from_bytes(content[:8], "little")
     assert length % 8 == 0
     header = json.loads(content[8 : 8 + length])
-    assert header.pop("__metadata__") == {"step": "3"}
+    assert header.pop("__metadata__") == {"format": "pt", "step": "3", "what": "all"}
     end = 0
     for item in sorted(header.values(), key=lambda item: item["data_offsets"]):
         begin, last = item["data_offsets"]
@@ -187,11 +198,6 @@ def test_the_old_format_of_torch_save(tmp_path: Path) -> None:
     assert plain.read(tmp_path / "old.pt")["x"].tolist() == [1, 1]
 
 
-def test_groups_are_small_and_in_order() -> None:
-    specs = {name: ((count,), torch.float32) for name, count in {"a": 1, "b": 2, "c": 100, "d": 1, "e": 1}.items()}
-    assert list(plain.groups("abcde", specs, limit=12)) == [["a", "b"], ["c"], ["d", "e"]]
-
-
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path / name, {"x": torch.zeros(3)})
@@ -217,8 +223,7 @@ def test_the_weights_of_ranks_in_one_file(
     trained: Callable[[int, int], Run], tmp_path: Path, size: int, shard: int, form: str
 ) -> None:
     output = tmp_path / f"model.{form}"
-    tensors, extent = export.write(trained(size, shard).checkpoint(4), output, form=form)
-    assert extent == output.stat().st_size
+    tensors = write(trained(size, shard).checkpoint(4), output)
     found = torch.load(output, weights_only=True) if form == "pt" else plain.read(output)
     model = toy.create({}, {}).build_model()
     wanted = {name: value.shape for name, value in model.state_dict().items()}
@@ -226,7 +231,7 @@ def test_the_weights_of_ranks_in_one_file(
     assert len(found) == tensors
     assert all(type(value) is torch.Tensor and value.device.type == "cpu" for value in found.values())
     one = tmp_path / "one.pt"
-    export.write(trained(2, 1).checkpoint(4), one, form="pt")
+    write(trained(2, 1).checkpoint(4), one)
     for name, value in plain.read(one).items():
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)  # the same training on other ranks
 
@@ -235,7 +240,7 @@ def test_the_weights_of_ranks_in_one_file(
 def test_all_that_a_checkpoint_holds(trained: Callable[[int, int], Run], tmp_path: Path) -> None:
     checkpoint = trained(2, 1).checkpoint(4)
     for form in ("pt", "safetensors"):
-        export.write(checkpoint, tmp_path / f"all.{form}", form=form, what="all")
+        write(checkpoint, tmp_path / f"all.{form}", "all")
     found = plain.read(tmp_path / "all.pt")
     assert same(found, plain.read(tmp_path / "all.safetensors"))
     assert {name.split(".")[0] for name in found} == {"model", "optimizer"}
@@ -243,40 +248,72 @@ def test_all_that_a_checkpoint_holds(trained: Callable[[int, int], Run], tmp_pat
     assert given.remarks == ("used only the tensors named model.*",)
 
 
-def exported(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "slurmddp.runtime.export", *arguments], cwd=ROOT, capture_output=True, text=True,
-        check=False, timeout=PATIENCE, **more,
-    )  # fmt: skip
+@pytest.mark.parametrize("block", [(2, 3, 4), (1, 3, 4), (2, 1, 4), (1, 2, 2), (2, 3, 1)])
+def test_blocks_of_any_shape_are_put_together(tmp_path: Path, block: tuple[int, ...]) -> None:
+    whole = torch.arange(24, dtype=torch.int16).reshape(2, 3, 4)
+    places = list(itertools.product(*(range(0, size, step) for size, step in zip(whole.shape, block, strict=True))))
+    parts = {
+        ("x", place): whole[tuple(slice(at, at + size) for at, size in zip(place, block, strict=True))].contiguous()
+        for place in places
+    }
+    held = [("x", "int16", [2, 3, 4], [*place], [*part.shape]) for (_, place), part in parts.items()]
+    rows, _ = shards.write(tmp_path, 0, parts)
+    shards.finish(tmp_path, shards.deal([held], 0).metadata, [rows])
+    write(tmp_path, tmp_path / "x.safetensors", "all")
+    assert torch.equal(plain.read(tmp_path / "x.safetensors")["x"], whole)
+
+
+def test_what_cannot_be_exported(tmp_path: Path) -> None:
+    with pytest.raises(export.ExportError, match=r"x is of type complex128, which safetensors cannot store"):
+        save(tmp_path / "x.safetensors", {"x": torch.zeros(2, dtype=torch.complex128)})
+    save(tmp_path / "x.pt", {"x": torch.zeros(2, dtype=torch.complex128)})
+    with pytest.raises(export.ExportError, match=r"a tensor is named __metadata__"):
+        save(tmp_path / "x.safetensors", {"__metadata__": torch.zeros(2)})
+    assert [path.name for path in tmp_path.iterdir()] == ["x.pt"]
+
+
+def test_a_file_of_torch_save_can_be_mapped(tmp_path: Path) -> None:
+    save(tmp_path / "x.pt", MANY)
+    found = torch.load(tmp_path / "x.pt", weights_only=True, mmap=True)
+    assert same(found, MANY)
+    assert all(value.data_ptr() % 64 == 0 for value in found.values() if value.numel())
 
 
 @pytest.mark.ranks(2)
-def test_the_module_by_hand(trained: Callable[[int, int], Run], tmp_path: Path) -> None:
-    checkpoint = tmp_path / "step-00000004"
-    shutil.copytree(trained(2, 1).checkpoint(4), checkpoint)
-    output = tmp_path / "model.safetensors"
-    done = exported(str(checkpoint), "--output", str(output))
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    assert f"{output.stat().st_size} bytes, to {output}" in done.stdout
-    with pytest.raises(UserError, match="exists: choose another file"):
-        export.write(checkpoint, output, form="pt")
-    flip(next(checkpoint.glob("*.distcp")))
-    damaged = exported(str(checkpoint), "--output", str(output), "--force")
-    assert damaged.returncode == 2
-    assert damaged.stderr.startswith("slurmddp: error: ")
-    assert ".distcp: has other content" in damaged.stderr
+def test_the_command_needs_no_torch(trained: Callable[[int, int], Run], tmp_path: Path) -> None:
+    """Nor the run's image, setup lines or code: only its checkpoints are read."""
+    desk = Desk(tmp_path / "desk")
+    run = make_run(desk.project / "runs" / "gpt-1")
+    shutil.copytree(trained(2, 1).root / "checkpoints", run.checkpoints)
+    flip(next((run.checkpoints / "step-00000004").glob("*.distcp")))
+    before = set(desk.project.iterdir())
+    forbid = "import sys; sys.modules.update(torch=None, numpy=None); from slurmddp.commands.app import main; "
+    command = [sys.executable, "-c", f"{forbid}sys.argv = ['slurmddp', 'checkpoint', 'export', 'gpt-1']; main()"]
+    done = subprocess.run(
+        command, cwd=desk.project, env=desk.environment, capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{desk.project}/model.pt\n"
+    assert "warning: skipping step-00000004" in done.stderr
+    assert set(desk.project.iterdir()) - before == {desk.project / "model.pt"}
+    wanted = tmp_path / "wanted.pt"
+    write(trained(2, 1).checkpoint(2), wanted)
+    assert same(plain.read(desk.project / "model.pt"), plain.read(wanted))
 
 
 @pytest.mark.ranks(2)
 def test_one_that_is_ended_leaves_nothing(trained: Callable[[int, int], Run], tmp_path: Path) -> None:
-    checkpoint = trained(2, 1).checkpoint(4)
+    desk = Desk(tmp_path / "desk")
+    run = make_run(desk.project / "runs" / "gpt-1")
+    shutil.copytree(trained(2, 1).root / "checkpoints", run.checkpoints)
+    before = set(desk.project.iterdir())
     # It waits, for ever, in the moment before the file gets its name.
-    slow = "import os, sys, time; from slurmddp.runtime import export\nos.fsync = lambda descriptor: time.sleep(600)\n"
-    code = f"{slow}export.main({[str(checkpoint), '--output', str(tmp_path / 'model.pt')]})"
-    child = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    code = "import os, sys, time; from slurmddp.commands.app import main; os.fsync = lambda file: time.sleep(600); "
+    code += "sys.argv = ['slurmddp', 'checkpoint', 'export', 'gpt-1']; main()"
+    child = subprocess.Popen([sys.executable, "-c", code], cwd=desk.project, env=desk.environment)
     try:
         until = time.monotonic() + 60
-        while not any(path.stat().st_size for path in tmp_path.glob(".model.pt.*.part")):
+        while not any(path.stat().st_size for path in desk.project.glob(".model.pt.*.part")):
             assert child.poll() is None and time.monotonic() < until
             time.sleep(0.05)
         child.send_signal(signal.SIGTERM)
@@ -284,57 +321,7 @@ def test_one_that_is_ended_leaves_nothing(trained: Callable[[int, int], Run], tm
     finally:
         child.kill()
         child.wait()
-    assert list(tmp_path.iterdir()) == []
-
-
-CONTAINER = """#!/bin/bash
-# What apptainer exec does for us: the variables with its prefix, the folder, the command behind the image.
-while [[ $1 != *.sif ]]; do
-  [[ $1 != --pwd ]] || cd "$2" || exit
-  shift
-done
-shift
-for name in $(compgen -e | grep ^APPTAINERENV_); do export "${name#APPTAINERENV_}=${!name}"; done
-[[ $1 == python3 ]] && shift
-exec PYTHON "$@"
-"""
-
-
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize(
-    "runtime", ["none", pytest.param("apptainer", marks=pytest.mark.long)]
-)  # tests/cluster/test_training.py has a real one
-def test_the_command_uses_the_runs_own_environment(
-    trained: Callable[[int, int], Run], tmp_path: Path, runtime: str
-) -> None:
-    desk = Desk(tmp_path / "desk")
-    desk.program("sbatch", "#!/bin/bash\necho 4711\n")
-    desk.program("apptainer", CONTAINER.replace("PYTHON", sys.executable))
-    desk.write("image.sif", "#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0")
-    desk.write("books/a.txt", "text")
-    container = f"{{runtime: none, python: {sys.executable}}}" if runtime == "none" else "{image: image.sif}"
-    site = "cores" if runtime == "none" else "gpus"
-    job = f"name: gpt\nsite: {site}\ncontainer: {container}\ntrain: {{task: lm, data: {{path: books}}}}\n"
-    desk.write("job.yaml", job)
-    assert desk.command("submit", "job.yaml").code == 0
-    run = next((desk.project / "runs").iterdir())
-    shutil.copytree(trained(2, 1).root / "checkpoints", run / "checkpoints", dirs_exist_ok=True)
-    flip(next((run / "checkpoints" / "step-00000004").glob("*.distcp")))
-    before = set(desk.tree())
-    done = desk.command("checkpoint", "export", "last")
-    assert done.code == 0, done.err
-    assert done.out == f"{desk.project}/model.pt\n"
-    assert "warning: skipping step-00000004" in done.err
-    assert set(desk.tree()) - before == {"project/model.pt"}
-    wanted = tmp_path / "wanted.pt"
-    export.write(trained(2, 1).checkpoint(2), wanted, form="pt")
-    assert same(plain.read(desk.project / "model.pt"), plain.read(wanted))
-    if runtime == "none":
-        return
-    (run / "code" / "slurmddp.zip").unlink()
-    again = desk.command("checkpoint", "export", "last", "--force", "-o", "x.safetensors")
-    assert again.code == 0, again.err
-    assert same(plain.read(desk.project / "x.safetensors"), plain.read(wanted))
+    assert set(desk.project.iterdir()) == before
 
 
 # --- starting from given weights
@@ -402,7 +389,7 @@ def test_weights_of_another_model_change_nothing(
     tmp_path: Path, weights: Tensors, change: Callable[[Tensors], None], message: str
 ) -> None:
     change(weights)
-    save(tmp_path / "w.pt", weights)
+    torch.save(weights, tmp_path / "w.pt")
     model = fresh()
     with pytest.raises(UserError, match=message):
         load_given(tmp_path / "w.pt", model)
@@ -418,7 +405,7 @@ def test_given_by_a_run_its_newest_good_checkpoint(
     run = tmp_path / "run"
     shutil.copytree(source.root / "checkpoints", run / "checkpoints")
     flip(next((run / "checkpoints" / "step-00000004").glob("*.distcp")))
-    export.write(source.checkpoint(2), tmp_path / "two.pt", form="pt")
+    write(source.checkpoint(2), tmp_path / "two.pt")
     for place in (run, run / "checkpoints", run / "checkpoints" / "step-00000002"):
         model = fresh()
         given = load_given(place, model)
@@ -464,6 +451,6 @@ def test_given_to_sharded_parameters(
     save(tmp_path / "w.safetensors", weights)
     for found in ranks(3, _into_shards, tmp_path / "w.safetensors"):
         assert same(found, weights)
-    export.write(trained(2, 1).checkpoint(4), tmp_path / "w.pt", form="pt")
+    write(trained(2, 1).checkpoint(4), tmp_path / "w.pt")
     for found in ranks(3, _into_shards, trained(2, 1).checkpoint(4)):
         assert same(found, plain.read(tmp_path / "w.pt"))

@@ -1,27 +1,18 @@
-"""One plain file of tensors: model.pt as torch.load reads it with weights_only, and safetensors.
+"""Reads one plain file of tensors: model.pt with weights_only, and model.safetensors (shared/checkpoint/export.py)."""
 
-The format of safetensors (github.com/huggingface/safetensors, README, "Format"): the header's length as 8 bytes,
-little-endian; the header, a JSON object of name to {dtype, shape, data_offsets}, padded with spaces to a multiple of 8;
-then the tensors' bytes, row-major and little-endian, without holes; offsets count from the header's end.
-"""
-
-import ctypes
 import json
 import mmap
 import os
 import pickle
-import secrets
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
 from slurmddp.runtime.checkpoint import tensorfile
 from slurmddp.runtime.errors import UserError
-from slurmddp.shared.checkpoint import layout
 
 SAFETENSORS = ".safetensors"
 _NAMES = {
@@ -29,63 +20,9 @@ _NAMES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
     "BOOL": torch.bool, "C64": torch.complex64, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
-_DTYPES = {dtype: name for name, dtype in _NAMES.items()}
 _METADATA = "__metadata__"
 _MOST_DIMENSIONS = 64  # of a torch tensor
 _LARGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors library
-
-#: What a file is going to hold: names with shapes and types, in no order.
-Specs = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
-
-
-def write_pt(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Write a dict of CPU tensors. The file has its name once it is whole and on stable storage. Raises OSError."""
-    with _whole(path) as file:
-        torch.save(tensors, file)
-
-
-def write_safetensors(
-    path: Path, specs: Specs, read: Callable[[list[str]], Mapping[str, torch.Tensor]], metadata: Mapping[str, str]
-) -> None:
-    """Write the tensors of `specs` as `read` gives them, some at a time: never all of them are in memory.
-
-    Like write_pt. Raises UserError for a type that the format does not have, OSError."""
-    for name, (_, dtype) in specs.items():
-        if dtype not in _DTYPES:
-            raise UserError(f"{name} is of type {dtype}, which safetensors cannot store: use the format pt")
-        if name == _METADATA:
-            raise UserError(f"a tensor is named {name}, which safetensors reserves: use the format pt")
-    # The largest elements first: every tensor is then aligned.
-    names = sorted(specs, key=lambda name: (-specs[name][1].itemsize, name))
-    header: dict[str, Any] = {_METADATA: dict(metadata)}
-    end = 0
-    for name in names:
-        shape, dtype = specs[name]
-        begin, end = end, end + _bytes(shape, dtype)
-        header[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    with _whole(path) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for group in groups(names, specs):
-            tensors = read(group)
-            for name in group:
-                _write_tensor(file, tensors[name])
-
-
-def groups(names: Iterable[str], specs: Specs, limit: int = 1 << 28) -> Iterator[list[str]]:
-    """Yield the names in order, in groups of at most `limit` bytes, or of one tensor that is larger."""
-    group: list[str] = []
-    size = 0
-    for name in names:
-        own = _bytes(*specs[name])
-        if group and size + own > limit:
-            yield group
-            group, size = [], 0
-        group.append(name)
-        size += own
-    if group:
-        yield group
 
 
 def read(path: Path) -> dict[str, torch.Tensor]:
@@ -165,26 +102,3 @@ def _bytes(shape: Iterable[int], dtype: torch.dtype) -> int:
     for length in shape:
         count *= length
     return count * dtype.itemsize
-
-
-def _write_tensor(file: BinaryIO, tensor: torch.Tensor) -> None:
-    """A tensor's bytes, without numpy and without a copy."""
-    tensor = tensor.detach().cpu().contiguous()
-    size = tensor.numel() * tensor.element_size()
-    if size:
-        file.write(memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())))
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets its name when all is written and on stable storage; else it is gone."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    layout.sync_folder(path.parent)

@@ -137,7 +137,7 @@ def _tensors(found: Any) -> dict[str, Stored]:
         file = storage["relative_path"]
         if not isinstance(file, str) or file in ("", ".", "..") or "/" in file or "\0" in file:
             raise Refused(f"names the file {file!r}, which is not in the checkpoint's folder")
-        offset = None if key["offset"] is None else _size(key["offset"])
+        offset = None if key["offset"] is None else size_of(key["offset"])
         locations[key["fqn"], offset] = (file, *_counts((storage["offset"], storage["length"])))
     return {_text(name): _stored(name, item, locations) for name, item in metadata["state_dict_metadata"].items()}
 
@@ -153,11 +153,11 @@ def _stored(name: str, item: Any, locations: dict[Any, Any]) -> Stored:
     chunks = []
     for chunk in tensor["chunks"]:
         fields = _state(chunk, "ChunkStorageMetadata")
-        offsets = _size(fields["offsets"])
+        offsets = size_of(fields["offsets"])
         if (name, offsets) not in locations:
             raise Refused(f"does not say where {name} from {list(offsets)} on is stored")
-        chunks.append(Chunk(offsets, _size(fields["sizes"]), *locations[name, offsets]))
-    return Stored(dtype.__name__, _size(tensor["size"]), tuple(chunks))
+        chunks.append(Chunk(offsets, size_of(fields["sizes"]), *locations[name, offsets]))
+    return Stored(dtype.__name__, size_of(tensor["size"]), tuple(chunks))
 
 
 def _state(record: Any, name: str) -> dict[str, Any]:
@@ -166,8 +166,8 @@ def _state(record: Any, name: str) -> dict[str, Any]:
     return record.state
 
 
-def _size(record: Any) -> tuple[int, ...]:
-    """torch.Size((2, 3)), or a bare tuple."""
+def size_of(record: Any) -> tuple[int, ...]:
+    """Return the numbers of torch.Size((2, 3)), or of a bare tuple. Raises TypeError."""
     if isinstance(record, _Record) and type(record).__name__ == "Size":
         (record,) = record.arguments
     return _counts(record)

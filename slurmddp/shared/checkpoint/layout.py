@@ -1,5 +1,6 @@
 """Names, hashes and durability of checkpoint files."""
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -9,7 +10,7 @@ import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from slurmddp.records import checkpoint
 from slurmddp.records.checkpoint import FileFacts, Manifest
@@ -75,15 +76,25 @@ def facts(path: Path, *, sync: bool = False) -> FileFacts:
     return FileFacts(size, digest.hexdigest())
 
 
+@contextlib.contextmanager
+def durable(path: Path) -> Iterator[BinaryIO]:
+    """Write a file that gets its name once all of it is on stable storage; else it is gone. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
 def write_durably(path: Path, content: bytes) -> None:
     """Write a file and wait until it is on stable storage. A reader sees nothing or all of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
+    with durable(path) as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -200,7 +200,18 @@ def test_nothing_good_to_export(cli: Cli, run: RunFolder, desk: Desk) -> None:
     assert "run gpt-1 has no good checkpoint" in done.err
 
 
-# --- export as far as it goes without torch
+def test_the_commands_need_no_torch(desk: Desk, run: RunFolder) -> None:
+    forbid = "import sys; sys.modules.update(torch=None, numpy=None); from slurmddp.commands.app import main; "
+    for arguments in (["list", "runs/gpt-1"], ["verify", "runs/gpt-1"], ["prune", "runs/gpt-1", "--keep", "2"]):
+        code = f"{forbid}sys.argv = ['slurmddp', 'checkpoint', *{arguments}]; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=desk.project, env=desk.environment, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+
+# --- plan
 
 
 def submitted(desk: Desk, cli: Cli, **changes: str) -> RunFolder:
@@ -214,101 +225,6 @@ def submitted(desk: Desk, cli: Cli, **changes: str) -> RunFolder:
     run = RunFolder(next((desk.project / "runs").iterdir()))
     make_checkpoint(run.checkpoints, 5)
     return run
-
-
-def test_a_python_without_torch(cli: Cli, desk: Desk) -> None:
-    # -S: without what is installed beside it.
-    python = desk.program("python", f'#!/bin/bash\nexec {sys.executable} -S "$@"\n')
-    submitted(desk, cli, site="cores", container__python=str(python))
-    before = desk.tree()
-    done = cli("checkpoint", "export", "4711")
-    assert (done.code, done.out) == (2, "")
-    assert "cannot import torch" in done.err
-    assert desk.tree() == before
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [("false", "setup line failed with exit code 1: false"), ("exit 0", "setup line exited with code 0: exit 0")],
-)
-def test_an_environment_that_fails(cli: Cli, desk: Desk, line: str, said: str) -> None:
-    run = submitted(desk, cli, site="cores", setup=f'["export A=b", "{line}"]')
-    (desk.config / "sites" / "cores.yaml").unlink()  # the run folder has the profile as it was
-    done = cli("checkpoint", "export", run.id)
-    assert done.code == 1
-    assert said in done.err
-
-
-def test_an_image_that_is_gone(cli: Cli, desk: Desk) -> None:
-    image = desk.write("image.sif", "#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0")
-    submitted(desk, cli, container__image=str(image))
-    image.unlink()
-    done = cli("checkpoint", "export", "last")
-    assert done.code == 2
-    assert f"the run's image {image} does not exist" in done.err
-    assert "python -m slurmddp.runtime.export" in done.err
-
-
-def test_no_apptainer_here(cli: Cli, desk: Desk) -> None:
-    image = desk.write("image.sif", "#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0")
-    run = submitted(desk, cli, container__image=str(image), container__runtime="singularity")
-    done = cli("checkpoint", "export", run.id, PATH="/usr/bin:/bin")
-    assert done.code == 2
-    assert "singularity is not on this machine" in done.err
-
-
-def test_what_the_container_gets(cli: Cli, desk: Desk) -> None:
-    image = desk.write("image.sif", "#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0")
-    binds = f"[{desk.project}/books:/books, {desk.project}/later:/later]"
-    desk.write("later/x")
-    apptainer = '#!/bin/bash\nprintf "%s\\0" "$@" >"$HOME/argv"\nenv -0 >"$HOME/env"\necho pulled; exit 3\n'
-    run = submitted(
-        desk, cli, container__image=str(image), container__binds=binds, container__options="[--nv, --no-mount=tmp]",
-        resources__gpus_per_node="2", environment__GREETING="it's secret", environment__PYTHONPATH="/extra",
-        setup=f'["export PATH={desk.bin}:$PATH", "set -- x y; export APPTAINERENV_PYTHONPATH=/module"]',
-    )  # fmt: skip
-    desk.program("apptainer", apptainer)
-    (desk.project / "later" / "x").unlink()
-    (desk.project / "later").rmdir()
-    done = cli("checkpoint", "export", run.id, "-o", "out.pt", APPTAINER_BINDPATH="/leak", SLURMDDP_NAME="other")
-    assert done.code == 1
-    assert "exit code 3:\npulled" in done.err
-    words = (desk.home / "argv").read_bytes().decode().split("\0")[:-1]
-    place, checkpoint = desk.project, run.checkpoints / "step-00000005"
-    program = words.index(str(image))
-    assert words[:5] == ["exec", "--cleanenv", "--no-mount=tmp", "--pwd", str(run.code)], "no --nv"
-    bound = [words[index + 1] for index in range(program) if words[index] == "--bind"]
-    assert bound == sorted(bound, key=lambda spec: len(spec.split(":")[1])), "the outer folder first"
-    assert {f"{place}:{place}:rw", f"{run.code}:{run.code}:ro", f"{checkpoint}:{checkpoint}:ro"} <= set(bound)
-    assert f"{place}/books:/books:rw" in bound
-    assert not any("later" in spec for spec in bound)
-    assert words[program + 1 :] == [
-        "python3", "-m", "slurmddp.runtime.export", str(checkpoint), "--output", f"{place}/out.pt", "--format", "pt",
-        "--what", "model", "--verified",
-    ]  # fmt: skip
-    variables = dict(
-        line.split("=", 1) for line in (desk.home / "env").read_bytes().decode().split("\0") if "=" in line
-    )
-    assert variables["APPTAINERENV_PYTHONPATH"] == f"{run.code_archive}:/extra"
-    assert variables["APPTAINERENV_GREETING"] == "it's secret"
-    assert variables["APPTAINERENV_PYTHONNOUSERSITE"] == "1"
-    assert variables["APPTAINER_NO_EVAL"] == "1"
-    assert "APPTAINER_BINDPATH" not in variables
-    assert not any("secret" in word for word in words)
-
-
-def test_the_commands_need_no_torch(desk: Desk, run: RunFolder) -> None:
-    forbid = "import sys; sys.modules.update(torch=None, numpy=None); from slurmddp.commands.app import main; "
-    for arguments in (["list", "runs/gpt-1"], ["verify", "runs/gpt-1"], ["prune", "runs/gpt-1", "--keep", "2"]):
-        code = f"{forbid}sys.argv = ['slurmddp', 'checkpoint', *{arguments}]; main()"
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=desk.project, env=desk.environment, capture_output=True, text=True,
-            check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-
-
-# --- plan
 
 
 def test_plan_suggests_an_interval_once_a_run_of_this_name_has_figures(cli: Cli, desk: Desk) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import UserError
-from slurmddp.launch.export import _container
 from slurmddp.launch.problems import _image
 from slurmddp.render.per_node import node_commands
 from tests.helpers import LM_JOB, Desk, check_bash
@@ -49,8 +48,6 @@ def test_it_says_that_it_was_never_run(desk: Desk) -> None:
 def test_without_slurm_nothing_can_start_it(desk: Desk) -> None:
     with pytest.raises(UserError, match=r"pyxis needs Slurm's srun"):
         node_commands(desk.plan(JOB), "head", 29500)
-    with pytest.raises(UserError, match=r"only a Slurm job can start"):
-        _container(desk.plan(JOB).container, Path("/code"), Path("/checkpoint"), Path("/out"))
 
 
 def test_its_image_is_no_sif(desk: Desk) -> None:
