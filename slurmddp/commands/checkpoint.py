@@ -20,12 +20,12 @@ from slurmddp.commands.run_options import LAST, Run
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.launch.find import find_own_run, find_run
 from slurmddp.report.status import run_status
-from slurmddp.run import checkpoints, pruning
-from slurmddp.run.checkpoints import Leftover, Stored, leftovers, survey
+from slurmddp.run import checkpoints
+from slurmddp.run.checkpoints import Leftover, Pruning, Stored, leftovers, survey
 from slurmddp.run.layout import RunFolder
-from slurmddp.run.pruning import Pruning
 from slurmddp.shared.checkpoint import export as exporting
 from slurmddp.shared.checkpoint import layout
+from slurmddp.shared.checkpoint.checkpoints import Checkpoints
 from slurmddp.shared.units import human
 from slurmddp.styled import columns, join, labelled, styled
 from slurmddp.visible import one_line
@@ -164,8 +164,8 @@ def prune(
             f"run {folder.id} is still {state.state} and prunes its own checkpoints",
             todo=f"wait, cancel it (`slurmddp cancel {folder.id}`), or use --force",
         )
-    planned = pruning.plan(folder, keep=keep, keep_every=keep_every, running=force, checked=checked)
-    for item in planned.going if dry_run else pruning.prune(folder, planned):
+    planned = checkpoints.plan_pruning(folder, keep=keep, keep_every=keep_every, running=force, checked=checked)
+    for item in planned.going if dry_run else checkpoints.prune(folder, planned):
         if not as_json:
             what = _why(item) if isinstance(item, Stored) else " (an unfinished save)"
             typer.echo(f"{'would remove' if dry_run else 'removed'} {item.path.name}{what}, {human(item.bytes)}")
@@ -202,7 +202,7 @@ def export(
     opt.say(f"exporting step {item.step} of run {folder.id}")
     try:
         with _exit_on_signals():
-            count = exporting.write(item.path, layout.read_contents(item.path), target, form=form, what=what)
+            count = Checkpoints.export(item.path, target, form=form, what=what)
     except (exporting.ExportError, layout.Rejected) as error:
         raise UserError(str(error)) from error
     except OSError as error:

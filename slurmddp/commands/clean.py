@@ -20,11 +20,11 @@ from slurmddp.errors import UserError
 from slurmddp.images.inventory import held, removable, remove
 from slurmddp.launch.find import find_run, known_roots, known_runs
 from slurmddp.launch.image import used_images
-from slurmddp.run import index, manifest, pruning
+from slurmddp.run import checkpoints, index, manifest
+from slurmddp.run.checkpoints import Pruning
 from slurmddp.run.evidence import evidence_of
 from slurmddp.run.gate import own, stranger
 from slurmddp.run.layout import RunFolder
-from slurmddp.run.pruning import Pruning
 from slurmddp.run.state import RunState, judge
 from slurmddp.run.unanswered import ask_about
 from slurmddp.run.usage import Usage, changed, usage
@@ -120,7 +120,7 @@ def _plan(wanted: Wanted) -> tuple[list[Removal], list[Skipped]]:
             removals.append(Removal(measured, state))
             continue
         try:
-            planned = pruning.plan(folder, keep=wanted.keep, keep_every=None, checked=checked)
+            planned = checkpoints.plan_pruning(folder, keep=wanted.keep, keep_every=None, checked=checked)
         except UserError as error:
             skipped.append(Skipped(folder, error.what))
         else:
@@ -298,7 +298,7 @@ def _remove(removal: Removal) -> None:
         run.remove_all()
         secrets.forget(run.id, os.environ)
     else:
-        list(pruning.prune(run, removal.pruning))
+        list(checkpoints.prune(run, removal.pruning))
 
 
 def _clean_images(folder: Path, keep: int, *, yes: bool, as_json: bool) -> None:

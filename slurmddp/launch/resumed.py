@@ -17,6 +17,7 @@ from slurmddp.run import manifest
 from slurmddp.run.events import read_events
 from slurmddp.run.gate import stranger
 from slurmddp.run.layout import RunFolder
+from slurmddp.shared.checkpoint import layout
 from slurmddp.shared.files import read_json
 
 
@@ -34,15 +35,17 @@ class Resumed:
 
     def newest_checkpoint(self) -> tuple[int, Path] | None:
         """Return step and folder of the checkpoint that the new run would load, as far as sizes tell."""
-        from slurmddp.run.checkpoints import glance  # here: they bring pickle, and most jobs continue no run
-        from slurmddp.shared.checkpoint import layout
+        # Imported here: it brings pickle, and most jobs continue no run.
+        from slurmddp.shared.checkpoint.checkpoints import Checkpoints
+
+        def glance(path: Path) -> tuple[int, Path]:
+            return Checkpoints.verify(path, content=False).step, path
 
         for run in self.runs:
             with contextlib.suppress(OSError):
-                for step, path in layout.found(run.checkpoints):
-                    with contextlib.suppress(OSError, layout.Rejected):
-                        glance(path)
-                        return step, path
+                newest = Checkpoints(run.checkpoints).newest(glance, lambda rejected: None)
+                if newest is not None:
+                    return newest
         return None
 
     def start(self) -> str:
@@ -71,7 +74,7 @@ def find_resumed(text: str | None, environment: Mapping[str, str]) -> Resumed:
     runs = [folder, *(RunFolder(path) for path in _earlier(folder) if path.is_dir())]
     # A checkpoint is a complete one of slurmddp, or whatever a framework has saved.
     saved = (path for run in runs for path in run.path.glob("checkpoints/[!.]*"))
-    if not any(not path.name.startswith("step-") or (path / "COMPLETE").exists() for path in saved):
+    if not any(layout.step_of(path) is None or layout.is_complete(path) for path in saved):
         raise UserError(
             f"run {folder.id} has no complete checkpoint yet",
             where="--resume",

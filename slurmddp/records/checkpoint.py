@@ -6,6 +6,8 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional
 from slurmddp.records.values import whole
 
 VERSION = 1
+#: The file that makes a checkpoint complete: the manifest's sha256, written last.
+COMPLETE = "COMPLETE"
 
 
 class FileFacts(NamedTuple):

@@ -13,6 +13,7 @@ import subprocess
 import time
 from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence
 
+from slurmddp.records.checkpoint import COMPLETE
 from slurmddp.records.events import Event, of
 from slurmddp.records.rank_events import KeepingSave, RankStarted, Restarted, SaveKept
 from slurmddp.records.saves import Save, measure, newest
@@ -45,7 +46,7 @@ def before_start(places: Places, events: Iterable[Event], write: Callable[[Any],
     found = newest([os.path.join(places.run, "checkpoints"), *places.watch], since)
     if found is None:
         found = newest(places.earlier)
-    elif not _has_gone_on(known) and not os.path.exists(os.path.join(found.path, "COMPLETE")):
+    elif not _has_gone_on(known) and not os.path.exists(os.path.join(found.path, COMPLETE)):
         _keep(found, os.path.join(places.run, "kept"), write)  # slurmddp's library never writes over a checkpoint
     return found.path if found else ""
 

@@ -1,45 +1,35 @@
-"""The checkpoints of a run as a login node sees them: found and hashed, without torch."""
+"""The checkpoints of a run as a login node sees them: listed, verified and pruned, without torch."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurmddp.errors import UserError
-from slurmddp.records.checkpoint import Manifest
+from slurmddp.run.gate import OwnRun
 from slurmddp.run.layout import RunFolder
 from slurmddp.run.usage import extent
 from slurmddp.shared.beneath import check_folder
 from slurmddp.shared.checkpoint import layout
+from slurmddp.shared.checkpoint.checkpoints import Checkpoint, Checkpoints, Retention, retain
 from slurmddp.shared.files import read_json
 
-#: Folders whose names begin so are being written, or half removed (`layout.temporary_name`).
-_HIDDEN = (".saving-step-", ".old-step-")
-_MOST_READERS = 8
 
-
-@dataclass(frozen=True)
-class Stored:
-    """One checkpoint folder.
+@dataclass(frozen=True, kw_only=True)
+class Stored(Checkpoint):
+    """One checkpoint of a run. Its fault comes from sizes; content is compared by `check` only.
 
     run: the run that wrote it, own: whether that is the run that was asked about. files and bytes: all that lies in
-    it. saved: when it was completed, in unix seconds (for an unfinished one: when it last changed). fault: why it
-    would not be loaded, None where nothing speaks against it; content is compared by `check` only. unreadable: the
-    fault is that something could not be read, so that its content may well be good.
+    it. saved: when it was completed, in unix seconds (for an unfinished one: when it last changed).
     """
 
-    path: Path
-    step: int
     run: str
     own: bool
-    files: int
-    bytes: int
-    saved: float
-    world: int | None
-    fault: str | None
-    unreadable: bool = False
+    files: int = 0
+    bytes: int = 0
+    saved: float = 0.0
+    world: int | None = None
 
 
 @dataclass(frozen=True)
@@ -55,122 +45,128 @@ def survey(folder: RunFolder) -> list[Stored]:
 
     Nothing is hashed. Raises UserError where the run keeps none that slurmddp knows, or they cannot be read.
     """
-    found: list[Stored] = []
+    stored: list[Stored] = []
     for root in _roots(folder):
         try:
             is_own = root == folder.checkpoints
             if is_own and root.is_symlink():
                 check_folder(root, folder.path)
-            found += [_look(path, step, root.parent.name, is_own) for step, path in _found(root)]
+            if root.exists() and not root.is_dir():
+                raise NotADirectoryError(20, "it is a file, not a folder", str(root))
+            for step, path in Checkpoints(root).folders():
+                stored.append(_look(Stored(path=path, step=step, run=root.parent.name, own=is_own)))
         except OSError as error:
             raise _unreadable(error, root) from error
-    return found
+    return stored
 
 
 def own(folder: RunFolder) -> list[Stored]:
     """Return the run's own checkpoints, newest first, at least one. Raises UserError if it has none."""
-    found = survey(folder)
-    mine = [item for item in found if item.own]
+    stored = survey(folder)
+    mine = [item for item in stored if item.own]
     if not mine:
         todo = "wait: it saves after checkpoint.interval or checkpoint.every_steps, and at its end"
-        if found:
-            todo = f"it resumed from a checkpoint of {found[0].run}: use that run instead"
+        if stored:
+            todo = f"it resumed from a checkpoint of {stored[0].run}: use that run instead"
         raise UserError(f"run {folder.id} has no checkpoints yet", where=str(folder.checkpoints), todo=todo)
     return mine
 
 
-def at_step(found: list[Stored], step: int) -> Stored:
+def at_step(stored: list[Stored], step: int) -> Stored:
     """Return the checkpoint of a step. Raises UserError that lists the steps there are."""
-    for item in found:
+    for item in stored:
         if item.step == step:
             return item
-    steps = ", ".join(str(item.step) for item in found[:10]) + (", ..." if len(found) > 10 else "")
+    steps = ", ".join(str(item.step) for item in stored[:10]) + (", ..." if len(stored) > 10 else "")
     raise UserError(
-        f"run {found[0].run} has no checkpoint of step {step}", todo=f"its checkpoints are of steps {steps}"
+        f"run {stored[0].run} has no checkpoint of step {step}", todo=f"its checkpoints are of steps {steps}"
     )
 
 
-def resumed_from(found: list[Stored]) -> Stored | None:
+def resumed_from(stored: list[Stored]) -> Stored | None:
     """Return the one that an attempt would load now, as far as sizes tell: the ranks compare the content as well."""
-    return next((item for item in found if item.fault is None), None)
+    return next((item for item in stored if item.fault is None), None)
 
 
 def leftovers(folder: RunFolder) -> list[Leftover]:
     """Return folders of saves that are not finished. Raises UserError if they cannot be read."""
-    root = folder.checkpoints
     try:
-        hidden = [path for path in sorted(root.iterdir()) if path.name.startswith(_HIDDEN)] if root.is_dir() else []
-        return [Leftover(path, extent(path)[0]) for path in hidden]
+        return [Leftover(path, extent(path)[0]) for path in Checkpoints(folder.checkpoints).leftovers()]
     except OSError as error:
-        raise _unreadable(error, root) from error
+        raise _unreadable(error, folder.checkpoints) from error
 
 
 def check(item: Stored, progress: Callable[[int], None] = lambda count: None) -> Stored:
     """Return the checkpoint with its `fault`, after hashing each file; progress: gets the bytes of each."""
-    from concurrent.futures import ThreadPoolExecutor  # here: only this needs it
-
-    from slurmddp.shared.checkpoint import shards
-
-    pool = ThreadPoolExecutor(min(_MOST_READERS, os.cpu_count() or 1))
     try:
-        files = glance(item.path).files
-        facts = pool.map(layout.facts, [item.path / name for name in files])
-        for (name, wanted), actual in zip(files.items(), facts, strict=True):
-            if actual.sha256 != wanted.sha256:
-                raise layout.Rejected(item.path, name, "has other content than was written (sha256 differs)")
-            progress(actual.bytes)
-        shards.check(item.path, layout.read_contents(item.path, files), files)
+        Checkpoints.verify(item.path, strict=True, progress=progress)
     except layout.Rejected as rejected:
-        return replace(item, fault=f"{rejected.file} {rejected.why}")
-    except OSError as error:
-        return replace(item, fault=_reason(error, item.path), unreadable=True)
-    finally:
-        pool.shutdown(cancel_futures=True)
-    return replace(item, fault=None)
+        return replace(item, fault=f"{rejected.file} {rejected.why}", unreadable=rejected.unreadable)
+    return replace(item, fault=None, unreadable=False)
 
 
-def newest_good(found: list[Stored], refused: Callable[[Stored], None]) -> Stored | None:
-    """Return the first whose content is whole; each one refused on the way is handed to `refused`."""
-    for item in found:
-        checked = check(item) if item.fault is None else item
-        if checked.fault is None:
-            return checked
-        refused(checked)
-    return None
+@dataclass(frozen=True)
+class Pruning(Retention[Stored]):
+    """What `prune` is to remove and what stays."""
+
+    leftovers: Sequence[Leftover]
+
+    @property
+    def going(self) -> list[Stored | Leftover]:
+        return [*self.removed, *self.leftovers]
+
+    @property
+    def bytes(self) -> int:
+        return sum(item.bytes for item in self.going)
 
 
-def glance(path: Path) -> Manifest:
-    """Return the manifest of a complete checkpoint whose files are all there with the sizes that it gives.
+def plan_pruning(
+    folder: RunFolder,
+    *,
+    keep: int,
+    keep_every: int | None,
+    running: bool = False,
+    checked: Callable[[Stored], Stored] = check,
+) -> Pruning:
+    """Return what to remove so that the newest good ones stay (see `retain`).
 
-    What `layout.verify` does, without reading what may be terabytes. Raises layout.Rejected, OSError.
+    checked: compares the content. running: folders of unfinished saves stay, too. Raises UserError where nothing good
+    is left, which is no moment to remove anything.
     """
-    manifest = layout.read_manifest(path)
-    for name, wanted in manifest.files.items():
-        try:
-            size = (path / name).stat().st_size
-        except FileNotFoundError:
-            raise layout.Rejected(path, name, "is missing") from None
-        if size != wanted.bytes:
-            raise layout.Rejected(path, name, f"has {size} bytes, not {wanted.bytes}")
-    return manifest
+    retention = retain(own(folder), keep, keep_every, checked)
+    if not retention.kept:
+        worst = retention.left[0]
+        raise UserError(
+            f"run {folder.id} has no good checkpoint: nothing is removed ({worst.path.name}: {worst.fault})",
+            where=str(folder.checkpoints),
+            todo="if you are sure, remove its folders by hand",
+        )
+    return Pruning(**vars(retention), leftovers=[] if running else leftovers(folder))
 
 
-def _look(path: Path, step: int, run: str, is_own: bool) -> Stored:
-    """One checkpoint, without hashing. A part that cannot be read is its fault, not an error."""
-    fault: str | None = None
-    unreadable = False
-    world: int | None = None
-    files, size, saved = 0, 0, 0.0
+def prune(run: OwnRun, planned: Pruning) -> Iterator[Stored | Leftover]:
+    """Remove what was planned, never the newest good one, and yield each one once it is gone. Raises OSError."""
+    for item in planned.going:
+        if isinstance(item, Stored):
+            layout.discard(item.path, move=run.held.move, remove=run.held.remove_tree)
+        else:
+            run.held.remove_tree(item.path)
+        yield item
+
+
+def _look(item: Stored) -> Stored:
+    """Return a checkpoint with what is known without hashing. A part that cannot be read is its fault, not an error."""
     try:
-        saved = path.stat().st_mtime
-        size, files = extent(path)
-        world = glance(path).world
-        saved = (path / layout.COMPLETE).stat().st_mtime
+        item = replace(item, saved=item.path.stat().st_mtime)
+        size, files = extent(item.path)
+        item = replace(item, files=files, bytes=size)
+        world = Checkpoints.verify(item.path, content=False).world
+        return replace(item, world=world, saved=(item.path / layout.COMPLETE).stat().st_mtime)
     except layout.Rejected as rejected:
-        fault = f"{rejected.file} {rejected.why}"
+        return replace(item, fault=f"{rejected.file} {rejected.why}", unreadable=rejected.unreadable)
     except OSError as error:
-        fault, unreadable = _reason(error, path), True
-    return Stored(path, step, run, is_own, files, size, saved, world, fault, unreadable)
+        name = Path(error.filename).name if error.filename else item.path.name
+        return replace(item, fault=f"{name} cannot be read: {error.strerror}", unreadable=True)
 
 
 def _roots(folder: RunFolder) -> list[Path]:
@@ -190,17 +186,6 @@ def _roots(folder: RunFolder) -> list[Path]:
         raise UserError(f"is damaged ({error})", where=str(folder.job_json), todo="use another run") from error
     except OSError as error:
         raise _unreadable(error, folder.job_json) from error
-
-
-def _found(root: Path) -> list[tuple[int, Path]]:
-    if root.exists() and not root.is_dir():
-        raise NotADirectoryError(20, "it is a file, not a folder", str(root))
-    return layout.found(root)
-
-
-def _reason(error: OSError, path: Path) -> str:
-    name = Path(error.filename).name if error.filename else path.name
-    return f"{name} cannot be read: {error.strerror}"
 
 
 def _unreadable(error: OSError, path: Path) -> UserError:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.shared.checkpoint import layout
+from slurmddp.shared.checkpoint.checkpoints import Checkpoints
 from tests.checkpoints import flip
 
 from .cluster import Cluster
@@ -178,7 +179,7 @@ def failed_saves(run: Run) -> list[dict[str, Any]]:
 
 def newest_checkpoint(run: Run) -> Path:
     """The folder of the newest one that is complete."""
-    complete = [path for _, path in layout.found(run.folder / "checkpoints") if layout.is_complete(path)]
+    complete = [path for _, path in Checkpoints(run.folder / "checkpoints").folders() if layout.is_complete(path)]
     return max(complete)
 
 

@@ -24,6 +24,7 @@ from slurmddp.runtime.checkpoint.saving import Failed, Saved
 from slurmddp.runtime.checkpoint.writer import Writer
 from slurmddp.runtime.world import World
 from slurmddp.shared.checkpoint import layout
+from slurmddp.shared.checkpoint.checkpoints import Checkpoints
 
 from .harness import PATIENCE, free_port, place
 
@@ -90,9 +91,9 @@ def same(first: Tensors, second: Tensors) -> bool:
 def good(root: Path) -> list[int]:
     """Steps of all checkpoints that verify, newest first."""
     steps = []
-    for step, folder in layout.found(root):
+    for step, folder in Checkpoints(root).folders():
         with contextlib.suppress(layout.Rejected):
-            layout.verify(folder)
+            Checkpoints.verify(folder)
             steps.append(step)
     return steps
 
@@ -163,7 +164,7 @@ def _rank(rank: int, size: int, port: int, function: Callable[..., None], argume
 def save_without_end(world: World, root: Path, attempt: int, keep: int) -> None:
     """Save each step's number in all weights, until killed."""
     world = dataclasses.replace(world, attempt=attempt)
-    world.on_main(lambda: layout.remove_leftovers(root, attempt))
+    world.on_main(lambda: Checkpoints(root).remove_leftovers(attempt))
     first = world.on_main(lambda: max(good(root), default=0))
     trained, saving = make(200, 300), writer(root, world, keep=keep)
     for step in range(first + 1, first + 10_000):

@@ -24,6 +24,7 @@ from slurmddp.runtime.checkpoint import reader, shards, state
 from slurmddp.runtime.checkpoint.saving import Saved
 from slurmddp.runtime.world import World
 from slurmddp.shared.checkpoint import layout
+from slurmddp.shared.checkpoint.checkpoints import Checkpoints
 
 from . import saving
 from .harness import HERE, PATIENCE, ROOT, Ranks, free_port
@@ -44,7 +45,7 @@ def _save_and_go_on(world: World, root: Path) -> None:
         (saved,) = save.finish()
     assert isinstance(saved, Saved) and saved.seconds >= saved.stall == stall > 0 and saved.remark == ""
     assert not save.busy and save.finish() == []
-    layout.verify(saved.path)
+    Checkpoints.verify(saved.path)
     assert same(load(saved.path), then)
     own = torch.load(saved.path / "rng" / f"rank-{world.rank:05d}.pt", weights_only=True)
     assert torch.equal(own["torch"], random_states)
@@ -148,7 +149,7 @@ def _save_shards(world: World, root: Path) -> list[int]:
     save.begin(trained, step=2, data=data(2))
     (saved,) = save.finish()
     assert isinstance(saved, Saved)
-    assert layout.verify(saved.path).mesh == {"shard": 2}
+    assert Checkpoints.verify(saved.path).mesh == {"shard": 2}
     assert same(load(root / "step-00000001"), then)
     assert same(load(saved.path), copies(trained))
     for other in (mesh, None):  # Into shards again, and into whole tensors.
@@ -284,7 +285,7 @@ def test_a_rank_that_dies_mixes_nothing(tmp_path: Path) -> None:
     choice = reader.choose([own], lambda one: None)
     assert choice is not None and choice.step == 1
     assert {float(tensor.flatten()[0]) for tensor in load(choice.path).values()} == {1.0}
-    layout.remove_leftovers(own, 0)
+    Checkpoints(own).remove_leftovers(0)
     assert [path.name for path in own.iterdir()] == ["step-00000001"]
 
 
@@ -307,7 +308,7 @@ def test_a_flipped_bit_is_found(ranks: Ranks, tmp_path: Path) -> None:
     values = {float(value) for tensor in tensors.values() for value in tensor.flatten()}
     assert len(values) == 2 and 3.0 in values, "DCP alone: another value, and no error"
     with pytest.raises(layout.Rejected, match=r"__0_0\.distcp: has other content"):
-        layout.verify(folder)
+        Checkpoints.verify(folder)
 
 
 def _delete_then_write(world: World, root: Path) -> None:
@@ -329,7 +330,7 @@ def test_dying_before_any_file_system_action(tmp_path: Path, save: Callable[[Wor
         shutil.copytree(first, root)
         (code,) = saving.end(saving.start(1, saving.die_at, root, len(left), save))
         left.append(good(root))
-        layout.remove_leftovers(root, 0)
+        Checkpoints(root).remove_leftovers(0)
         assert good(root) == left[-1]
         assert not [path for path in root.iterdir() if path.name.startswith(".")]
     assert ([] in left) == loses
@@ -346,9 +347,8 @@ def test_killed_at_random_a_good_one_is_always_left(tmp_path: Path, times: int) 
     for attempt in range(times):
         ranks = saving.start(2, saving.save_without_end, tmp_path, attempt, 1 + attempt % 2)
         limit = time.monotonic() + 60
-        while (
-            max((step for step, folder in layout.found(tmp_path) if layout.is_complete(folder)), default=0) < before + 2
-        ):
+        checkpoints = Checkpoints(tmp_path)
+        while max((step for step, path in checkpoints.folders() if layout.is_complete(path)), default=0) < before + 2:
             assert time.monotonic() < limit and all(rank.is_alive() for rank in ranks)
             time.sleep(0.01)
         time.sleep(chance.random() * 0.1)
@@ -359,7 +359,7 @@ def test_killed_at_random_a_good_one_is_always_left(tmp_path: Path, times: int) 
         choice = reader.choose([tmp_path], lambda one: None)
         assert choice is not None and choice.step >= before + 2
         assert all((tensor == choice.step).all() for tensor in load(choice.path).values()), "of one step only"
-        layout.remove_leftovers(tmp_path, attempt)
+        Checkpoints(tmp_path).remove_leftovers(attempt)
         assert all(path.name.startswith("step-") for path in tmp_path.iterdir())
         before = choice.step
 

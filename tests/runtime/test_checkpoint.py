@@ -9,6 +9,7 @@ import torch
 
 from slurmddp.runtime.data.order import SampleOrder
 from slurmddp.shared.checkpoint import layout
+from slurmddp.shared.checkpoint.checkpoints import Checkpoints
 
 from .harness import Failed, Ranks, Run
 from .saving import load
@@ -49,7 +50,7 @@ def test_a_checkpoint_holds_what_it_should(ranks: Ranks, tmp_path: Path) -> None
     leftover.mkdir()
     ranks.train(2, run)
     assert run.saved() == ["step-00000004", "step-00000006"], "two are kept, and nothing else is there"
-    manifest = layout.verify(run.checkpoint(6))
+    manifest = Checkpoints.verify(run.checkpoint(6))
     there = {path.relative_to(run.checkpoint(6)).as_posix() for path in run.checkpoint(6).rglob("*") if path.is_file()}
     assert there == set(manifest.files) | {layout.MANIFEST, layout.COMPLETE}
     assert {"__0_0.distcp", "__1_0.distcp", ".metadata", "data.json", "rng/rank-00001.pt"} <= there
@@ -106,7 +107,7 @@ def test_a_refused_checkpoint_does_not_push_good_ones_out(ranks: Ranks, tmp_path
     stop.unlink()
     ranks.train(2, run, 2)
     assert run.saved() == ["step-00000006"]
-    assert layout.verify(run.checkpoint(6))
+    assert Checkpoints.verify(run.checkpoint(6))
 
 
 @pytest.mark.ranks(2)
@@ -226,7 +227,7 @@ def test_after_a_save_that_fails_training_goes_on(ranks: Ranks, tmp_path: Path) 
     (failed,) = run.events("checkpoint_failed")
     assert failed["step"] == 4 and failed["older"]
     assert failed["why"].startswith("rank 0 on node0: [Errno 20] is not a folder")
-    assert layout.verify(run.checkpoint(2)) and layout.verify(run.checkpoint(6))
+    assert Checkpoints.verify(run.checkpoint(2)) and Checkpoints.verify(run.checkpoint(6))
 
 
 @pytest.mark.ranks(2)
@@ -241,7 +242,7 @@ def test_a_save_that_failed_is_made_up_for_at_the_end_by_its_own_step(ranks: Ran
     assert [event["step"] for event in run.events("checkpoint_failed")] == [4]
     assert [event["step"] for event in run.events("checkpoint_saved")] == [2, 5]
     assert run.checkpoint(4).read_text() == "a file in the way"
-    assert layout.verify(run.checkpoint(5)).step == 5
+    assert Checkpoints.verify(run.checkpoint(5)).step == 5
     assert same(load(run.checkpoint(5)), load(whole.checkpoint(5)))
     assert run.marker()["state"] == "done"
 
@@ -258,4 +259,4 @@ def test_journals_on_a_full_disk_do_not_end_a_run(ranks: Ranks, tmp_path: Path) 
     assert "warning: checkpoint of step 4 could not be written" in said
     for name in ("events.jsonl", "metrics.jsonl"):
         assert said.count(f"warning: {name} cannot be written (No space left on device): training continues") == 1
-    assert run.marker()["state"] == "done" and layout.verify(run.checkpoint(5))
+    assert run.marker()["state"] == "done" and Checkpoints.verify(run.checkpoint(5))

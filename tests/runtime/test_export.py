@@ -20,7 +20,8 @@ from torch import nn
 from slurmddp.runtime.checkpoint import plain, shards
 from slurmddp.runtime.checkpoint.init_weights import load_given, resolve_given
 from slurmddp.runtime.errors import UserError
-from slurmddp.shared.checkpoint import export, layout
+from slurmddp.shared.checkpoint import export
+from slurmddp.shared.checkpoint.checkpoints import read_contents
 from tests.checkpoints import make_run
 from tests.helpers import Desk
 
@@ -70,7 +71,7 @@ def save(path: Path, tensors: Tensors) -> None:
 def write(checkpoint: Path, output: Path, what: str = "model") -> int:
     """Export in the format that the name tells."""
     form = output.suffix.removeprefix(".")
-    return export.write(checkpoint, layout.read_contents(checkpoint), output, form=form, what=what)
+    return export.write(checkpoint, read_contents(checkpoint), output, form=form, what=what)
 
 
 @pytest.fixture(scope="module")

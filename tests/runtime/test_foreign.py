@@ -23,6 +23,7 @@ from slurmddp.runtime.checkpoint import plain
 from slurmddp.runtime.checkpoint.init_weights import load_given
 from slurmddp.runtime.errors import UserError
 from slurmddp.shared.checkpoint import contents, export, layout
+from slurmddp.shared.checkpoint.checkpoints import read_contents
 from tests.checkpoints import Touch, replace
 from tests.helpers import Desk, change_code
 
@@ -124,7 +125,7 @@ def test_the_export(planted: Callable[[Plant], tuple[Run, Path]], plant: Plant, 
     run, sign = planted(plant)
     folder = run.checkpoint(4)
     with pytest.raises(layout.Rejected) as caught:
-        export.write(folder, layout.read_contents(folder), run.root / "x.pt", form="pt")
+        export.write(folder, read_contents(folder), run.root / "x.pt", form="pt")
     assert caught.value.folder == folder and file in caught.value.file and what in caught.value.why
     assert not sign.exists() and not (run.root / "x.pt").exists()
 

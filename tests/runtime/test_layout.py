@@ -7,6 +7,7 @@ import pytest
 
 from slurmddp.records.checkpoint import Manifest
 from slurmddp.shared.checkpoint import layout
+from slurmddp.shared.checkpoint.checkpoints import Checkpoints
 from tests.checkpoints import NO_TENSORS
 
 
@@ -30,7 +31,7 @@ def flip(path: Path) -> None:
 
 
 def test_a_good_one_verifies(tmp_path: Path) -> None:
-    assert layout.verify(make(tmp_path, 10)).step == 10
+    assert Checkpoints.verify(make(tmp_path, 10)).step == 10
 
 
 def test_every_kind_of_damage_is_found_and_the_file_named(tmp_path: Path) -> None:
@@ -49,7 +50,7 @@ def test_every_kind_of_damage_is_found_and_the_file_named(tmp_path: Path) -> Non
         folder = make(tmp_path, step)
         damage(folder)
         with pytest.raises(layout.Rejected) as caught:
-            layout.verify(folder)
+            Checkpoints.verify(folder)
         assert (caught.value.folder, caught.value.file) == (folder, file)
         assert why in caught.value.why
 
@@ -60,7 +61,7 @@ def test_a_manifest_that_is_none_is_refused(tmp_path: Path) -> None:
         (folder / layout.MANIFEST).write_text(content)
         layout.mark_complete(folder)
         with pytest.raises(layout.Rejected):
-            layout.verify(folder)
+            Checkpoints.verify(folder)
 
 
 def test_newest_first_and_nothing_else(tmp_path: Path) -> None:
@@ -68,13 +69,13 @@ def test_newest_first_and_nothing_else(tmp_path: Path) -> None:
         make(tmp_path, step, complete=step != 30)
     (tmp_path / "notes").mkdir()
     (tmp_path / layout.temporary_name("saving", 40, 0, "ab")).mkdir()
-    assert [step for step, _ in layout.found(tmp_path)] == [30, 7, 2]
-    assert layout.found(tmp_path / "none") == []
+    assert [step for step, _ in Checkpoints(tmp_path).folders()] == [30, 7, 2]
+    assert Checkpoints(tmp_path / "none").folders() == []
 
 
 def test_pruning_keeps_good_ones_only(tmp_path: Path) -> None:
     folders = {step: make(tmp_path, step, complete=step != 5) for step in (1, 2, 3, 4, 5, 6, 9)}
-    removed = layout.prune(tmp_path, keep=2, committed=6, rejected=[folders[4]], attempt=0)
+    removed = Checkpoints(tmp_path).prune(keep=2, keep_every=None, committed=6, rejected=[folders[4]], attempt=0)
     assert sorted(folder.name for folder in tmp_path.iterdir()) == [folders[step].name for step in (3, 6, 9)]
     assert sorted(removed) == [folders[step] for step in (1, 2, 4, 5)]
 
@@ -82,8 +83,8 @@ def test_pruning_keeps_good_ones_only(tmp_path: Path) -> None:
 def test_pruning_keeps_every_nth(tmp_path: Path) -> None:
     for step in (2, 3, 4, 5, 6, 7, 8):
         make(tmp_path, step, complete=step != 4)
-    layout.prune(tmp_path, keep=1, keep_every=2, committed=7, rejected=[], attempt=0)
-    assert [step for step, _ in layout.found(tmp_path)] == [8, 7, 6, 2], "an unfinished one is never kept"
+    Checkpoints(tmp_path).prune(keep=1, keep_every=2, committed=7, rejected=[], attempt=0)
+    assert [step for step, _ in Checkpoints(tmp_path).folders()] == [8, 7, 6, 2], "an unfinished one is never kept"
 
 
 def test_a_file_in_the_way_is_not_removed(tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_leftovers_of_dead_attempts_go(tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).mkdir()
     good = make(tmp_path, 5)
-    layout.remove_leftovers(tmp_path, attempt=1)
+    Checkpoints(tmp_path).remove_leftovers(attempt=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == [names[2], good.name]
 
 

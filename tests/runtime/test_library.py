@@ -18,7 +18,7 @@ from torch import nn
 import slurmddp.runtime
 from slurmddp.runtime import GlobalSampler
 from slurmddp.runtime.errors import UserError
-from slurmddp.shared.checkpoint import layout
+from slurmddp.shared.checkpoint.checkpoints import Checkpoints
 
 from .harness import PATIENCE, ROOT, Failed, Ranks
 
@@ -269,7 +269,7 @@ def test_saved_by_one_kind_of_model_and_loaded_by_another(ranks: Ranks, tmp_path
     sharded = ranks(2, _save, "fsdp", tmp_path / "b", 8)[0]
     state, found = ranks(1, _load, "plain", tmp_path / "b")[0]
     assert state[0] == 8 and found["weights"] == pytest.approx(sharded["weights"], rel=1e-6)
-    assert layout.verify(tmp_path / "b" / "step-00000008").mesh == {"replicate": 1, "shard": 2}
+    assert Checkpoints.verify(tmp_path / "b" / "step-00000008").mesh == {"replicate": 1, "shard": 2}
 
 
 def _save(world: Any, kind: str, folder: Path, step: int) -> dict[str, Any]:

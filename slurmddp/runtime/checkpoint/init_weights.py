@@ -11,6 +11,7 @@ from torch import nn
 from slurmddp.runtime.checkpoint import plain, shards, state
 from slurmddp.runtime.errors import UserError
 from slurmddp.shared.checkpoint import layout
+from slurmddp.shared.checkpoint.checkpoints import Checkpoints
 from slurmddp.shared.run_folder import RunFolder
 
 _MODEL = "model."
@@ -40,26 +41,27 @@ def resolve_given(path: Path | str) -> Path:
         if not path.is_dir():
             raise UserError(f"train.init_from: {path} does not exist (does the container see it?)")
         if layout.step_of(path) is not None:
-            layout.verify(path)
-            return path
+            return _verified(path)
         own = RunFolder(path).checkpoints
-        refused = None
-        for _, folder in layout.found(own if own.is_dir() else path):
-            try:
-                layout.verify(folder)
-                return folder
-            except layout.Rejected as rejected:
-                refused = refused or rejected
+        refused: list[layout.Rejected] = []
+        newest = Checkpoints(own if own.is_dir() else path).newest(_verified, refused.append)
+        if newest is not None:
+            return newest
     except layout.Rejected as rejected:
         raise UserError(f"train.init_from: {rejected}. Use another checkpoint") from rejected
     except OSError as error:
         raise UserError(f"train.init_from: cannot read {error.filename or path}: {error.strerror}") from error
-    if refused is not None:
-        raise UserError(f"train.init_from: no checkpoint in {path} is good; the newest: {refused}") from refused
+    if refused:
+        raise UserError(f"train.init_from: no checkpoint in {path} is good; the newest: {refused[0]}") from refused[0]
     raise UserError(
         f"train.init_from: {path} contains no checkpoints. Set it to a run folder, a checkpoint folder step-XXXXXXXX, "
         f"a file of torch.save, or a {plain.SAFETENSORS} file"
     )
+
+
+def _verified(folder: Path) -> Path:
+    Checkpoints.verify(folder)
+    return folder
 
 
 def load_given(path: Path | str, model: nn.Module, *, verify: bool = True) -> Given:

@@ -17,6 +17,7 @@ from slurmddp.runtime.console import Console
 from slurmddp.runtime.errors import RuntimeFailure, UserError
 from slurmddp.runtime.world import World
 from slurmddp.shared.checkpoint import layout
+from slurmddp.shared.checkpoint.checkpoints import Checkpoints
 from slurmddp.shared.units import human
 
 #: Where a run was asked for by name, starting from nothing instead is not what was meant.
@@ -41,24 +42,19 @@ def choose(roots: Sequence[Path], on_rejected: Callable[[layout.Rejected], None]
 
     Each one refused on the way is reported to `on_rejected`. Only reads.
     """
-    for root in roots:
-        for _, folder in layout.found(root):
-            try:
-                manifest = layout.verify(folder)
-                return Choice(folder, manifest.step, manifest.world, _data(folder))
-            except layout.Rejected as rejected:
-                on_rejected(rejected)
-    return None
+    choices = (Checkpoints(root).newest(_verified, on_rejected) for root in roots)
+    return next((choice for choice in choices if choice is not None), None)
 
 
-def _data(folder: Path) -> dict[str, Any]:
+def _verified(folder: Path) -> Choice:
+    manifest = Checkpoints.verify(folder)
     try:
         data = json.loads((folder / layout.DATA).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise layout.Rejected(folder, layout.DATA, f"cannot be read: {error}") from error
     if not isinstance(data, dict):
         raise layout.Rejected(folder, layout.DATA, f"holds a {type(data).__name__}, not an object")
-    return data
+    return Choice(folder, manifest.step, manifest.world, data)
 
 
 def check_data(choice: Choice, now: Mapping[str, Any]) -> list[str]:
@@ -117,8 +113,7 @@ def restore_randomness(choice: Choice, world: World, seed: int) -> bool:
         randomness.seed_all(randomness.derive(seed, choice.step, world.rank))
         return False
     path = choice.path / layout.RNG / f"rank-{world.rank:05d}.pt"
-    found = world.together(lambda: tensorfile.load(path))
-    randomness.restore(found, world.device)
+    randomness.restore(world.together(lambda: tensorfile.load(path)), world.device)
     return True
 
 
@@ -145,9 +140,9 @@ def find(world: World, speaker: Speaker, own: Path, older: Sequence[Path]) -> tu
         speaker.record(CheckpointRejected(str(one.folder), one.file, one.why))
 
     def choose_on_main() -> tuple[Any, list[str]]:
-        layout.remove_leftovers(own, world.attempt)
-        found = choose([own, *older], note)
-        return (str(found.path), found.step, found.world, found.data) if found else None, rejected
+        Checkpoints(own).remove_leftovers(world.attempt)
+        choice = choose([own, *older], note)
+        return (str(choice.path), choice.step, choice.world, choice.data) if choice else None, rejected
 
     chosen, refused = world.on_main(choose_on_main)
     if chosen is None and refused:

@@ -5,7 +5,6 @@ All ranks write into a temporary folder; rank 0 commits it and removes old ones;
 
 import functools
 import hashlib
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from slurmddp.runtime.checkpoint.staging import Staging
 from slurmddp.runtime.errors import PeerError
 from slurmddp.runtime.world import World
 from slurmddp.shared.checkpoint import layout
+from slurmddp.shared.checkpoint.checkpoints import Checkpoints
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ class Failed:
 class Destination:
     """What is the same for all saves of an attempt. The group of `world` is the saves' own.
 
-    `keep`, `keep_every`, `rejected`: see layout.prune.
+    `keep`, `keep_every`, `rejected`: see Checkpoints.prune.
     """
 
-    root: Path
+    checkpoints: Checkpoints
     world: World
     keep: int
     keep_every: int | None
@@ -85,16 +85,16 @@ class Task:
 
 def save(destination: Destination, task: Task) -> Saved | Failed:
     """Write one checkpoint; every rank has to call it, and learns the same. Raises nothing. `stall` is 0."""
-    folder = destination.root / layout.temporary_name("saving", task.step, destination.world.attempt, task.nonce)
-    final = destination.root / layout.folder_name(task.step)
+    root = destination.checkpoints.root
+    folder = root / layout.temporary_name("saving", task.step, destination.world.attempt, task.nonce)
     try:
-        size, remark = _write(destination, task, folder, final)
+        size, remark = _write(destination, task, folder)
     except Exception as error:  # noqa: BLE001 - whatever it is, it must not end in silence
-        return _failed(destination, task.step, folder, final, error)
-    return Saved(final, task.step, time.monotonic() - task.began, 0.0, size, remark)
+        return _failed(destination, task.step, folder, error)
+    return Saved(root / layout.folder_name(task.step), task.step, time.monotonic() - task.began, 0.0, size, remark)
 
 
-def _write(destination: Destination, task: Task, folder: Path, final: Path) -> tuple[int, str]:
+def _write(destination: Destination, task: Task, folder: Path) -> tuple[int, str]:
     """Write, sync and commit. Returns bytes and a remark. A failure on any rank is raised on all."""
     world = destination.world
     rows, own = world.together(lambda: _write_own(task, folder, world.rank))
@@ -103,7 +103,8 @@ def _write(destination: Destination, task: Task, folder: Path, final: Path) -> t
     def complete() -> tuple[int, str]:
         files = {name: FileFacts(*facts) for _, theirs in written for name, facts in theirs.items()}
         files.update(shards.finish(folder, task.plan.metadata, [rows for rows, _ in written]))
-        return _commit(destination, task, folder, final, files), _prune(destination, final, task.step)
+        manifest = destination.checkpoints.save(folder, _manifest(destination, task, files), task.data)
+        return sum(item.bytes for item in manifest.files.values()), _prune(destination, task.step)
 
     size, remark = world.on_main(complete)
     return size, remark
@@ -119,15 +120,12 @@ def _write_own(task: Task, folder: Path, rank: int) -> tuple[list[shards.Row], d
     return rows, {**files, **{f"{layout.RNG}/{name}": facts for name, facts in states.items()}}
 
 
-def _commit(destination: Destination, task: Task, folder: Path, final: Path, files: Mapping[str, FileFacts]) -> int:
-    """Turn the finished `folder` into the checkpoint `final`, on rank 0. Return its bytes without the manifest."""
+def _manifest(destination: Destination, task: Task, files: Mapping[str, FileFacts]) -> Manifest:
     world = destination.world
-    layout.write_json(folder / layout.DATA, task.data)
-    listed = {**files, layout.DATA: layout.facts(folder / layout.DATA)}
-    manifest = Manifest(
+    return Manifest(
         step=task.step,
         world=world.size,
-        files=listed,
+        files=files,
         mesh=destination.mesh,
         attempt=world.attempt,
         code=code_hash(),
@@ -136,30 +134,18 @@ def _commit(destination: Destination, task: Task, folder: Path, final: Path, fil
         torch=str(torch.__version__),
         global_batch=task.data["global_batch"],
     )
-    layout.write_json(folder / layout.MANIFEST, manifest.write())
-    layout.sync_folder(folder / layout.RNG)
-    layout.sync_folder(folder)
-    if final.exists():
-        # Unfinished, or refused when this attempt loaded: a good one would have been loaded, and its step
-        # not redone.
-        layout.discard(final, attempt=world.attempt)
-    folder.rename(final)
-    layout.sync_folder(final.parent)
-    layout.mark_complete(final)
-    return sum(item.bytes for item in listed.values())
 
 
-def _prune(destination: Destination, final: Path, step: int) -> str:
-    """Remove what need not be kept beside `final`, on rank 0. Return a remark if that failed."""
-    if final in destination.rejected:
-        destination.rejected.remove(final)
+def _prune(destination: Destination, step: int) -> str:
+    """Remove what need not be kept beside the checkpoint of `step`, on rank 0. Return a remark if that failed."""
+    checkpoints, rejected = destination.checkpoints, destination.rejected
+    rejected[:] = [path for path in rejected if path != checkpoints.root / layout.folder_name(step)]
     try:
-        layout.prune(
-            destination.root,
+        checkpoints.prune(
             keep=destination.keep,
             keep_every=destination.keep_every,
             committed=step,
-            rejected=destination.rejected,
+            rejected=rejected,
             attempt=destination.world.attempt,
         )
     except OSError as error:
@@ -177,30 +163,21 @@ def code_hash() -> str:
     return digest.hexdigest()
 
 
-def _any_complete(root: Path) -> bool:
-    try:
-        return any(layout.is_complete(folder) for _, folder in layout.found(root))
-    except OSError:
-        return False
-
-
-def _failed(destination: Destination, step: int, folder: Path, final: Path, error: Exception) -> Failed:
+def _failed(destination: Destination, step: int, folder: Path, error: Exception) -> Failed:
     """Agree on what happened, and clear up. Where ranks do not even agree, one of them is gone."""
-    world = destination.world
+    world, checkpoints = destination.world, destination.checkpoints
     own = None if isinstance(error, PeerError) else f"rank {world.rank} on {world.node}: {str(error) or repr(error)}"
 
     def clear_up() -> bool:
-        shutil.rmtree(folder, ignore_errors=True)
-        if final.is_dir() and not layout.is_complete(final):
-            shutil.rmtree(final, ignore_errors=True)
-        return _any_complete(destination.root)
+        checkpoints.abandon(folder, step)
+        return checkpoints.any_complete
 
     try:
         messages = [message for message in world.gather(own) if message is not None]
         older = world.on_main(clear_up)
     except Exception:  # noqa: BLE001 - the first error is the one that tells
         message = f"rank {world.rank} on {world.node} has lost the others while saving: {str(error) or repr(error)}"
-        return Failed(step, message, fatal=True, older=_any_complete(destination.root))
+        return Failed(step, message, fatal=True, older=checkpoints.any_complete)
     message = messages[0] if messages else str(error)
     if len(messages) > 1:
         message += f" ({len(messages)} of {world.size} ranks failed)"

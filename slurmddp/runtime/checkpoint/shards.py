@@ -34,6 +34,7 @@ from slurmddp.runtime.checkpoint.files import hashed
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.world import World
 from slurmddp.shared.checkpoint import contents, layout
+from slurmddp.shared.checkpoint.checkpoints import read_contents
 
 #: A block of a tensor: the tensor's name, and where in it the block begins.
 Part = tuple[str, tuple[int, ...]]
@@ -137,12 +138,12 @@ def read_metadata(folder: Path) -> Metadata:
 
     Raises UserError that names the folder and what was refused."""
     try:
-        found = layout.read_contents(folder)
+        listed = read_contents(folder)
     except layout.Rejected as rejected:
         raise UserError(f"{rejected}") from rejected
     tensors: dict[str, Any] = {}
     storage: dict[MetadataIndex, Any] = {}
-    for name, item in found.items():
+    for name, item in listed.items():
         try:
             dtype = _dtype(item.dtype)
         except ValueError as error:

@@ -20,6 +20,7 @@ from slurmddp.runtime.checkpoint.saving import Failed, Saved
 from slurmddp.runtime.checkpoint.staging import Staging
 from slurmddp.runtime.watch.process_exit import say
 from slurmddp.runtime.world import World
+from slurmddp.shared.checkpoint.checkpoints import Checkpoints
 
 # A wait here is for somebody's disk, and gloo notices a peer that is gone without any limit.
 _TIMEOUT = datetime.timedelta(minutes=60)
@@ -48,7 +49,7 @@ def _wait_at_exit() -> None:
 class Writer:
     """Writes the checkpoints of one attempt. Every rank has to make one, and to close it.
 
-    `root`: the folder of checkpoints. `keep`, `keep_every`, `rejected`: see layout.prune. `asynchronous`: whether
+    `root`: the folder of checkpoints. `keep`, `keep_every`, `rejected`: see Checkpoints.prune. `asynchronous`: whether
     training continues while a thread writes. `config`: hash of the job's description. `mesh`: ranks by dimension, for
     the manifest.
     """
@@ -70,7 +71,7 @@ class Writer:
         assert group is not None  # None is for ranks outside the group; all are in it.
         self._world = dataclasses.replace(world, coordination=group)
         dimensions = dict(mesh or {"replicate": world.size})
-        self._place = saving.Destination(root, self._world, keep, keep_every, rejected, config, dimensions)
+        self._place = saving.Destination(Checkpoints(root), self._world, keep, keep_every, rejected, config, dimensions)
         self._asynchronous = asynchronous
         self._signature: list[object] | None = None
         self._plan: shards.Plan | None = None

@@ -1,4 +1,5 @@
-"""Checkpoint folders without torch: names, hashes, and readers of their pickles that run nothing.
+"""Checkpoint folders without torch. `checkpoints.Checkpoints` saves, lists, verifies, prunes and exports them; `layout`
+has names and hashes, `contents` and `shards` read pickles of torch and run nothing of them.
 
 step-00001000/
   manifest.json        step, world, mesh, global batch, code and config hash; each file with bytes and sha256

@@ -10,10 +10,11 @@ import pytest
 
 from slurmddp.errors import UserError
 from slurmddp.records.checkpoint import VERSION
-from slurmddp.run import checkpoints, pruning
+from slurmddp.run import checkpoints
 from slurmddp.run.gate import own
 from slurmddp.run.layout import RunFolder
 from slurmddp.shared.checkpoint import layout
+from slurmddp.shared.checkpoint.checkpoints import Checkpoints
 from tests.checkpoints import flip, make_checkpoint, make_run
 
 
@@ -68,14 +69,13 @@ def test_damage_is_found_as_the_ranks_find_it(
     assert message in (fault or "")
     assert (older.fault, checkpoints.check(older).fault) == (None, None)
     try:
-        layout.verify(path)
+        Checkpoints.verify(path)
         refused = False
-    except (layout.Rejected, AttributeError, TypeError):  # the last two: a manifest of another shape
+    except layout.Rejected:
         refused = True
     assert refused == bool(message), "the login side and the ranks agree"
-    good = checkpoints.newest_good([newest, older], lambda item: None)
-    assert good is not None
-    assert good.step == (1 if message else 2)
+    good = [item.step for item in map(checkpoints.check, (newest, older)) if item.fault is None]
+    assert good == ([1] if message else [2, 1])
 
 
 def test_what_is_known_of_one(tmp_path: Path) -> None:
@@ -147,10 +147,10 @@ def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
 
 def pruned(folder: RunFolder, keep: int, keep_every: int | None = None, running: bool = False) -> list[str]:
     """Prune, and what is there afterwards."""
-    planned = pruning.plan(folder, keep=keep, keep_every=keep_every, running=running)
+    planned = checkpoints.plan_pruning(folder, keep=keep, keep_every=keep_every, running=running)
     extent = sum(item.bytes for item in planned.going)
     before = size(folder)
-    gone = list(pruning.prune(own(folder, to="prune it"), planned))
+    gone = list(checkpoints.prune(own(folder, to="prune it"), planned))
     assert gone == planned.going
     assert before - size(folder) == planned.bytes == extent
     return sorted(path.name for path in folder.checkpoints.iterdir())
@@ -179,7 +179,7 @@ def test_damaged_ones_do_not_count(tmp_path: Path, damage: Callable[[Path], None
     folder = make_run(tmp_path / "run", 1, 2, 3, 4, 5, 6)
     for step in (6, 4):
         damage(folder.checkpoints / layout.folder_name(step) / "__0_0.distcp")
-    planned = pruning.plan(folder, keep=2, keep_every=None)
+    planned = checkpoints.plan_pruning(folder, keep=2, keep_every=None)
     assert [item.step for item in planned.left] == [6]
     assert pruned(folder, 2) == names(3, 5, 6), "5 and 3 are the two newest good; 6 is newer than any good one"
 
@@ -188,7 +188,7 @@ def test_what_cannot_be_read_stays(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", 1, 2, 3, 4)
     for step in (2, 4):
         as_folder(folder.checkpoints / layout.folder_name(step) / "COMPLETE")
-    assert [item.step for item in pruning.plan(folder, keep=1, keep_every=None).left] == [4, 2]
+    assert [item.step for item in checkpoints.plan_pruning(folder, keep=1, keep_every=None).left] == [4, 2]
     assert pruned(folder, 1) == names(2, 3, 4)
 
 
@@ -197,7 +197,7 @@ def test_nothing_goes_where_nothing_is_good(tmp_path: Path) -> None:
     for path in folder.checkpoints.iterdir():
         flip(path / "__0_0.distcp")
     with pytest.raises(UserError, match="no good checkpoint: nothing is removed"):
-        pruning.plan(folder, keep=1, keep_every=1)
+        checkpoints.plan_pruning(folder, keep=1, keep_every=1)
     assert len(list(folder.checkpoints.iterdir())) == 3
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from slurmddp.errors import UserError
 from slurmddp.records.job_events import CancelRequested
-from slurmddp.run import checkpoints, index, pruning, sweeps
+from slurmddp.run import checkpoints, index, sweeps
 from slurmddp.run.gate import own, own_or_none, stranger
 from slurmddp.run.layout import RunFolder
 from slurmddp.shared.files import read_plain
@@ -117,10 +117,10 @@ class TestCheckpointsOnScratch:
         assert checkpoints.check(found[0]).fault is None
 
     def test_they_are_not_removed(self, run: RunFolder, scratch: Path) -> None:
-        planned = pruning.plan(run, keep=1, keep_every=None)
+        planned = checkpoints.plan_pruning(run, keep=1, keep_every=None)
         assert [item.path.name for item in planned.going] == ["step-00000100"]
         with pytest.raises(OSError, match="changes nothing behind one"):
-            list(pruning.prune(own(run, to="prune it"), planned))
+            list(checkpoints.prune(own(run, to="prune it"), planned))
         assert len(list(scratch.iterdir())) == 2
 
     def test_a_target_that_others_can_change_is_not_followed(self, run: RunFolder, scratch: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_sweep_of_another_user_is_not_submitted(tmp_path: Path) -> None:
 
 def test_a_checkpoint_folder_keeps_its_name_until_it_goes(run: RunFolder) -> None:
     make_checkpoint(run.checkpoints, 300)
-    planned = pruning.plan(run, keep=1, keep_every=None)
-    gone = [item.path.name for item in pruning.prune(own(run, to="prune it"), planned)]
+    planned = checkpoints.plan_pruning(run, keep=1, keep_every=None)
+    gone = [item.path.name for item in checkpoints.prune(own(run, to="prune it"), planned)]
     assert gone == ["step-00000200", "step-00000100"]
     assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000300"]
