@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from slurmddp.records.rank_events import StragglerBegins
 from slurmddp.runtime.measure import links
-from slurmddp.runtime.measure.links import Pair, probe_links, rounds
+from slurmddp.runtime.measure.links import probe_links
+from slurmddp.runtime.measure.pairs import rounds
 from slurmddp.runtime.measure.straggler_detection import Figures, Network, Notice, Persistence, Slow, slow_hosts
 from slurmddp.runtime.measure.stragglers import Stragglers
 from slurmddp.runtime.measure.timing import StepTimer
@@ -142,41 +143,40 @@ class TestNetwork:
 
 @pytest.mark.parametrize("count", [3, 4, 5, 8, 513, 1024])
 def test_each_host_meets_two_others_in_rounds_that_do_not_grow(count: int) -> None:
-    plan = rounds(count)
+    plan = rounds([f"node{number}" for number in range(count)])
     assert len(plan) == 2 + count % 2
     for pairs in plan:
         hosts = [host for pair in pairs for host in pair]
         assert len(hosts) == len(set(hosts))
-    met: dict[int, set[int]] = {host: set() for host in range(count)}
+    met: dict[str, set[str]] = {}
     for one, other in (pair for pairs in plan for pair in pairs):
-        met[one].add(other)
-        met[other].add(one)
-    assert all(len(others) == 2 for others in met.values())
+        met.setdefault(one, set()).add(other)
+        met.setdefault(other, set()).add(one)
+    assert len(met) == count and all(len(others) == 2 for others in met.values())
+
+
+def ring(count: int) -> list[tuple[str, str]]:
+    return [pair for pairs in rounds([f"node{number}" for number in range(count)]) for pair in pairs]
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 8])
 def test_the_host_with_slow_links_is_named(count: int) -> None:
-    for ill in range(count):
-        pairs = [
-            Pair(f"node{a}", f"node{b}", 0.050 if ill in (a, b) else 0.001 + 0.0001 * a)
-            for pairs in rounds(count)
-            for a, b in pairs
-        ]
-        report = links.judge(pairs)
-        assert report.host == f"node{ill}"
+    for ill in (f"node{number}" for number in range(count)):
+        seconds = {pair: 0.05 if ill in pair else 0.001 + 0.0001 * number for number, pair in enumerate(ring(count))}
+        report = links.judge(seconds)
+        assert report.host == ill
         assert report.factor > 20
 
 
 def test_a_single_slow_link_accuses_no_host() -> None:
-    pairs = [Pair(f"node{a}", f"node{b}", 0.05 if (a, b) == (1, 2) else 0.001) for one in rounds(6) for a, b in one]
-    report = links.judge(pairs)
+    report = links.judge({pair: 0.05 if pair == ("node1", "node2") else 0.001 for pair in ring(6)})
     assert report.host is None
     assert report.text() == "the link between node1 and node2 is 50.0 times as slow as the others"
-    alike = links.judge([dataclasses.replace(pair, seconds=0.001) for pair in pairs])
+    alike = links.judge(dict.fromkeys(ring(6), 0.001))
     assert (alike.host, alike.factor) == (None, 1.0)
-    two = links.judge([Pair("node0", "node1", 0.05)])
+    two = links.judge({("node0", "node1"): 0.05})
     assert (two.host, "node0 and node1" in two.text()) == (None, True)
-    assert links.judge([]).host is None
+    assert links.judge({}).host is None
 
 
 def _probe(world: World, slow_rank: int | None, nodes: list[str] | None) -> links.LinkReport:
@@ -190,15 +190,14 @@ def _probe(world: World, slow_rank: int | None, nodes: list[str] | None) -> link
 def test_probing_finds_the_slow_peer(ranks: Ranks, slow: int) -> None:
     reports = ranks(3, _probe, slow, None)
     assert [report.host for report in reports] == [f"node{slow}"] * 3
-    assert len(reports[0].pairs) == 3
+    assert len(reports[0].seconds) == 3
 
 
 @pytest.mark.ranks(3)
 def test_probing_goes_by_hosts(ranks: Ranks) -> None:
     (report, *_) = ranks(3, _probe, None, ["left", "right", "right"])
-    assert [(pair.first, pair.second) for pair in report.pairs] == [("left", "right")]
-    assert report.pairs[0].seconds > 0
-    assert ranks(3, _probe, None, ["same"] * 3)[0].pairs == ()
+    assert list(report.seconds) == [("left", "right")] and report.seconds["left", "right"] > 0
+    assert ranks(3, _probe, None, ["same"] * 3)[0].seconds == {}
 
 
 @pytest.mark.ranks(3)

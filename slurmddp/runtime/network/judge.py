@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from slurmddp.records import job_events as events
 from slurmddp.records.network import GROUPS, LOW, OK, TCP, Verdict
 from slurmddp.records.preflight import plain
+from slurmddp.runtime.measure.pairs import Pair, isolate
 from slurmddp.runtime.network.nccl_log import Transport, merge
 from slurmddp.shared.units import listed
 
@@ -58,12 +59,40 @@ class Measured:
         return f"{over}, bus {self.bus:.3g} GB/s"
 
 
+def explain(speeds: Mapping[Pair, float], floor: float) -> tuple[dict[str, str], str]:
+    """Return the slow nodes, each with what was seen of it, and one sentence on what the pairs tell.
+
+    speeds: GB/s by pair of nodes, of `pairs.rounds`.
+    """
+    if len(speeds) < 2:
+        return {}, "not isolated: with two nodes, either can be the slow one"
+    slow = {pair: speed for pair, speed in speeds.items() if speed < floor}
+    if not slow:
+        return (
+            {},
+            f"not isolated: each pair of nodes alone reaches {floor:.3g} GB/s (a switch, or a link between groups?)",
+        )
+    nodes, links = isolate(speeds, slow)
+    if nodes:
+        reasons = {}
+        for node in nodes:
+            seen = ((pair[1] if pair[0] == node else pair[0], speed) for pair, speed in slow.items() if node in pair)
+            reasons[node] = "slow network: " + " and ".join(f"{speed:.3g} GB/s with {other}" for other, speed in seen)
+        return reasons, f"slow: {', '.join(nodes)}"
+    shown = [f"{first}-{second} ({slow[first, second]:.3g} GB/s)" for first, second in links or slow]
+    if links:
+        return {}, f"slow link: {', '.join(shown)}; these nodes are fast with others"
+    if len(slow) == len(speeds):
+        return {}, "not isolated: no pair of nodes is fast"
+    return {}, f"not isolated: slow pairs {', '.join(shown[:3])}"
+
+
 def verdict(
     measured: Measured, wish: Wish, faulty: Mapping[str, str] | None = None, pairs: str = "", groups: str = ""
 ) -> Verdict:
     """Return what a measurement means for the run.
 
-    faulty: nodes; pairs: what `pairs.explain` said; groups: what `groups.trouble` said.
+    faulty: nodes; pairs: what `explain` said; groups: what `groups.trouble` said.
     """
     text, result, bad = measured.text, OK, dict(faulty or {})
     on_tcp = [node for node, transport in measured.transports.items() if transport.is_tcp]

@@ -18,8 +18,9 @@ from slurmddp.records.network import Verdict, not_measured
 from slurmddp.records.preflight import plain
 from slurmddp.runtime.agent import stores
 from slurmddp.runtime.agent.signed import SignedStore
-from slurmddp.runtime.network import groups, nccl_log, pairs
-from slurmddp.runtime.network.judge import Measured, verdict
+from slurmddp.runtime.measure import pairs
+from slurmddp.runtime.network import groups, nccl_log
+from slurmddp.runtime.network.judge import Measured, explain, verdict
 from slurmddp.runtime.network.nccl_log import Transport
 from slurmddp.runtime.network.settings import Settings
 from slurmddp.runtime.signing import ForgedError
@@ -218,25 +219,21 @@ class Rank:
 
     def _pairs(self, size: int) -> tuple[dict[str, str], str]:
         """Test pairs of nodes, all of a round at once. Only rank 0's answer counts."""
-        own, tested = self._own, dict[pairs.Pair, float]()
-        floor = own.wish.floor or 0.0
-        for number in range(pairs.ROUNDS if len(own.nodes) > 2 else 0):
-            if own.rank == 0:
-                chosen = pairs.next_round(own.nodes, tested, floor)
-                self._store.set(f"round/{number}", json.dumps(chosen))
-            chosen = [(a, b) for a, b in json.loads(self._store.get(f"round/{number}"))]
-            keys = [f"speed/{number}/{a}/{b}" for a, b in chosen]
+        own, speeds = self._own, dict[pairs.Pair, float]()
+        for number, chosen in enumerate(pairs.rounds(own.nodes) if len(own.nodes) > 2 else ()):
+            keys = [f"speed/{number}/{first}/{second}" for first, second in chosen]
             for pair, key in zip(chosen, keys, strict=True):
                 if own.node in pair:
                     speed = self._test(pair, size)
                     if own.local == 0 and own.node == pair[0]:
                         self._store.set(key, str(speed))
-            if not chosen:
-                break
             if own.rank == 0:
                 self._store.wait(keys, datetime.timedelta(seconds=_LIMIT))
-                tested |= {pair: float(self._store.get(key)) for pair, key in zip(chosen, keys, strict=True)}
-        return pairs.explain(own.nodes, tested, floor)
+                speeds |= {pair: float(self._store.get(key)) for pair, key in zip(chosen, keys, strict=True)}
+                self._store.set(f"round/{number}", "")
+            # A pair waits a few seconds for each other only: all begin a round together.
+            self._store.get(f"round/{number}")
+        return explain(speeds, own.wish.floor or 0.0)
 
     def _test(self, pair: pairs.Pair, size: int) -> float:
         """Return GB/s between two nodes; 0 if they cannot work together."""
