@@ -9,7 +9,7 @@ import importlib
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, BinaryIO, NoReturn
 
 import torch
@@ -183,17 +183,32 @@ def collectives_of(group: Any) -> int:
     return group._get_sequence_number_for_group()  # type: ignore[no-any-return]
 
 
-def groups() -> Iterator[tuple[str, dict[int, int], int]]:
-    """Yield name, ranks and number of collectives of each process group. No group outlives its destruction here."""
+def groups(only: Collection[Any] | None = None) -> Iterator[tuple[str, dict[int, int], int]]:
+    """Yield name, ranks and number of collectives of each process group, or of those in `only`.
+
+    No group outlives its destruction here.
+    """
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
     world = getattr(c10d, "_world", None)
     if world is None:
         return
     for group, ranks in tuple(world.pg_group_ranks.items()):
         try:
-            yield world.pg_names[group], ranks, collectives_of(group)
+            if only is None or group in only:
+                yield world.pg_names[group], ranks, collectives_of(group)
         except (KeyError, RuntimeError, AttributeError):  # gone by now, or its backend counts nothing
             continue
+
+
+def collectives(only: Collection[Any] | None = None) -> dict[str, int]:
+    """Return what this rank has issued by process group, as `groups`.
+
+    A key is the same text on all ranks of a group, and another one for any other group.
+    """
+    return {
+        f"{name}:{len(ranks)}:{min(ranks, default=0)}:{max(ranks, default=0)}": number
+        for name, ranks, number in groups(only)
+    }
 
 
 def flight_recorder() -> bytes | None:

@@ -9,7 +9,8 @@ import pytest
 
 from slurmddp.records.rank_events import Error, Hang
 from slurmddp.runtime.journal import Events
-from slurmddp.runtime.watch.heartbeat import Beat, Look, blame
+from slurmddp.runtime.watch.blame import Beat, Verdict, blame
+from slurmddp.runtime.watch.heartbeat import Look
 from slurmddp.runtime.watch.process_exit import stacks
 from slurmddp.runtime.watch.progress import Patience, Progress
 
@@ -129,34 +130,58 @@ def test_a_quiet_run_gives_no_alarm(tmp_path: Path) -> None:
     assert run.marker()["state"] == "done"
 
 
-def beats(*places: tuple[str, int, int, bool]) -> list[Beat]:
-    return [Beat(7, *place) for place in places]
+def beat(*, step: int = 5, phase: str = "step", late: bool = True, gone: bool = False, **groups: int) -> Beat:
+    return Beat(1, "n", step, phase, groups, late=late and not gone, over=late and not gone, gone=gone)
 
 
-def test_blame() -> None:
-    waits = ("step", 5, 40, True)
-    assert blame(beats(waits, waits, waits), [2], by=0) is not None
-    verdict = blame(beats(waits, ("step", 5, 39, True), waits), [], by=2)
-    assert verdict is not None
-    assert (verdict.kind, verdict.ranks, verdict.phase, verdict.step, verdict.by) == ("behind", [1], "step", 5, 2)
-    # It may still be within what its own phase may take.
-    assert blame(beats(waits, ("checkpoint", 5, 39, False), waits), [], by=2) is None
-    # The same number of collectives: the one that waits for data is on its way to the next.
-    verdict = blame(beats(waits, ("data", 5, 40, True)), [], by=0)
-    assert verdict is not None and verdict.ranks == [1]
-    verdict = blame(beats(waits, waits), [], by=0)
-    assert verdict is not None and (verdict.kind, verdict.ranks) == ("all", [])
-    verdict = blame(beats(waits), [], by=0)
-    assert verdict is not None and (verdict.kind, verdict.ranks) == ("behind", [0])
+@pytest.mark.parametrize(
+    ("beats", "silent", "verdict"),
+    [
+        ([beat(w=207), beat(w=206)], [], ("behind", [1])),
+        ([beat(w=207, late=False), beat(w=206, late=False)], [], None),
+        # The one that is behind still computes, such as rank 0 in an evaluation.
+        ([beat(w=206, late=False), beat(w=207)], [], None),
+        ([beat(w=207), beat(w=207)], [], ("all", [])),
+        ([beat(w=207), beat(w=207, late=False)], [], None),
+        ([beat(w=207), beat(w=206)], [0], ("silent", [0])),
+        ([beat(w=207)], [1], ("silent", [1])),
+        # Rank 3 waits for rank 2 in one group, for which rank 1 waits in another one.
+        ([beat(a=9), beat(a=9, b=4), beat(a=8, b=4), beat(b=3)], [], ("behind", [3])),
+        # Each waits for the other.
+        ([beat(a=2, b=1), beat(a=1, b=2)], [], ("behind", [0, 1])),
+        # No groups that tell: the steps do.
+        ([beat(step=7), beat(step=6)], [], ("behind", [1])),
+        # One has exited: without joining, or with all that it had to do.
+        ([beat(w=207), beat(w=206, gone=True)], [], ("behind", [1])),
+        ([beat(w=207), beat(w=207, gone=True)], [1], None),
+        ([beat()], [], ("behind", [0])),
+        # The one that waits for data is on its way to the collective that the others are in.
+        ([beat(w=7), beat(w=7, phase="data")], [], ("behind", [1])),
+        ([beat(w=7, phase="data"), beat(w=7, phase="data")], [], ("all", [])),
+        # Nothing was ever heard of it.
+        ([beat(w=7)], [1], ("silent", [1])),
+    ],
+)  # fmt: skip
+def test_who_did_not_join(beats: list[Beat], silent: list[int], verdict: tuple[str, list[int]] | None) -> None:
+    judged = blame(dict(enumerate(beats)), silent)
+    assert (judged and (judged.kind, judged.ranks)) == verdict
+
+
+def test_a_verdict_says_where_the_culprit_was_last() -> None:
+    waits = beat(w=40)
+    assert blame(dict(enumerate([waits, beat(w=39, step=4, phase="data"), waits])), []) == Verdict(
+        "behind", [1], "data", 4
+    )
+    assert blame({0: waits}, [1]) == Verdict("silent", [1], "start", 0)
 
 
 def test_a_rank_is_silent_after_four_equal_readings() -> None:
     """And while one may be about to fall silent, nobody else is blamed."""
-    look = Look(by=0)
-    readings = [[Beat(number, "step", 5, 40, True), Beat(9, "step", 5, 39, True)] for number in range(4)]
+    look = Look()
+    behind = Beat(9, "n", 5, "step", {"w": 39}, late=True, over=True)
+    readings = [[Beat(number, "n", 5, "step", {"w": 40}, late=True, over=True), behind] for number in range(4)]
     verdicts = [look.read(reading) for reading in readings]
-    assert verdicts[:3] == [None] * 3
-    assert verdicts[3] is not None and (verdicts[3].kind, verdicts[3].ranks) == ("silent", [1])
+    assert verdicts == [None, None, None, Verdict("silent", [1], "step", 5)]
 
 
 def test_deadlines_are_learned() -> None:

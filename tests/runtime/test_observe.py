@@ -19,7 +19,6 @@ from torch.distributed import distributed_c10d
 from slurmddp.doctor.diagnose import Examination
 from slurmddp.doctor.sources import read_path
 from slurmddp.runtime.observe import hangs
-from slurmddp.runtime.observe.beats import Beat, Verdict, blame
 from slurmddp.runtime.observe.ddp_times import DdpTimes, Times
 from slurmddp.runtime.observe.shares import Spent, line_seconds
 
@@ -378,34 +377,3 @@ def test_the_recorder_of_the_backend_in_use(
     assert hangs.dump_recorder(path) and path.read_bytes() == b"nccl"
     monkeypatch.delattr(nccl, "_dump_nccl_trace")
     assert not hangs.dump_recorder(path), "a torch without NCCL"
-
-
-def beat(*, step: int = 5, late: bool = True, gone: bool = False, **groups: int) -> Beat:
-    return Beat(1, "n", step, groups, late=late and not gone, over=late and not gone, gone=gone)
-
-
-@pytest.mark.parametrize(
-    ("beats", "silent", "verdict"),
-    [
-        ([beat(w=207), beat(w=206)], [], Verdict("behind", (1,))),
-        ([beat(w=207, late=False), beat(w=206, late=False)], [], None),
-        # The one that is behind still computes, such as rank 0 in an evaluation.
-        ([beat(w=206, late=False), beat(w=207)], [], None),
-        ([beat(w=207), beat(w=207)], [], Verdict("all", ())),
-        ([beat(w=207), beat(w=207, late=False)], [], None),
-        ([beat(w=207), beat(w=206)], [0], Verdict("silent", (0,))),
-        ([beat(w=207)], [1], Verdict("silent", (1,))),
-        # Rank 3 waits for rank 2 in one group, for which rank 1 waits in another one.
-        ([beat(a=9), beat(a=9, b=4), beat(a=8, b=4), beat(b=3)], [], Verdict("behind", (3,))),
-        # Each waits for the other.
-        ([beat(a=2, b=1), beat(a=1, b=2)], [], Verdict("behind", (0, 1))),
-        # No groups that tell: the steps do.
-        ([beat(step=7), beat(step=6)], [], Verdict("behind", (1,))),
-        # One has exited: without joining, or with all that it had to do.
-        ([beat(w=207), beat(w=206, gone=True)], [], Verdict("behind", (1,))),
-        ([beat(w=207), beat(w=207, gone=True)], [1], None),
-        ([beat()], [], Verdict("behind", (0,))),
-    ],
-)  # fmt: skip
-def test_who_did_not_join(beats: list[Beat], silent: list[int], verdict: Verdict | None) -> None:
-    assert blame(dict(enumerate(beats)), silent) == verdict

@@ -13,8 +13,9 @@ from slurmddp.records.rank_events import Hang, HangOver, HangReported
 from slurmddp.runtime import torch_private
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.journal import Events
-from slurmddp.runtime.observe.beats import Beat, Beats, Verdict, blame
-from slurmddp.runtime.observe.signs import Collectives, Steps, collectives
+from slurmddp.runtime.observe.beats import Beats
+from slurmddp.runtime.observe.signs import Steps
+from slurmddp.runtime.watch.blame import Beat, Verdict, blame
 from slurmddp.runtime.watch.process_exit import leave, leave_within, say
 from slurmddp.runtime.watch.progress import Patience, Progress
 from slurmddp.shared.units import listed
@@ -40,18 +41,22 @@ class Waiting:
         self._patient = patient
         self._clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
         self._computed = time.clock_gettime(self._clock)
-        self.step, self.collectives = 0, Collectives()
+        self.step, self.collectives = 0, dict[str, int]()
 
     def pass_time(self, seconds: float) -> None:
         """So many seconds have passed since the last call."""
-        step, issued = self._steps.done, collectives()
+        step, issued = self._steps.done, torch_private.collectives()
         if (step, issued) != (self.step, self.collectives):
             self.step, self.collectives = step, issued
-            self._progress.enter("step" if step else "start", step)
+            self._progress.enter(self.phase, step)
             if step > 1:  # A second one was seen, however quick.
                 self._progress.left.add("step")
             self._computed = time.clock_gettime(self._clock)
         self._patience.pass_time(seconds)
+
+    @property
+    def phase(self) -> str:
+        return "step" if self.step else "start"
 
     @property
     def seconds(self) -> float:
@@ -147,19 +152,18 @@ class Hangs:
         nodes = [beats[rank].node if rank in beats else "an unknown node" for rank in verdict.ranks]
         late = [beat for beat in beats.values() if beat.late]
         waited = max(beat.waited for beat in late)
-        step = min(beats[rank].step for rank in verdict.ranks if rank in beats) if verdict.ranks else waiting.step
         stacks = self._folder / name
         hang = Hang(
             kind=verdict.kind,
             ranks=tuple(verdict.ranks),
             nodes=tuple(nodes),
-            phase="step" if step else "start",
-            step=step,
+            phase=verdict.phase,
+            step=verdict.step,
             waited=round(waited, 1),
             deadline=round(waiting.deadline, 1),
         )
         self._reported = hang
-        what = f"{_what(verdict, nodes)}: no progress for {waited:.1f} s at step {step}"
+        what = f"{_what(verdict, nodes)}: no progress for {waited:.1f} s at step {verdict.step}"
         then = "the ranks restart" if self._restart else "nothing is stopped"
         say(f"slurmddp: hang: {what} (deadline: {waiting.deadline:.1f} s); {then}. Stacks of the ranks: {stacks}\n")
         self._events.write(hang if self._restart else HangReported(*hang, stacks=str(stacks)))

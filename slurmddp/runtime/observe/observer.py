@@ -16,13 +16,14 @@ from slurmddp.runtime import environment
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.journal import Events
-from slurmddp.runtime.observe.beats import Beat, Beats, Comparison
+from slurmddp.runtime.observe.beats import Beats, Comparison
 from slurmddp.runtime.observe.ddp_times import DdpTimes
 from slurmddp.runtime.observe.hangs import Hangs, Waiting
 from slurmddp.runtime.observe.progress_lines import ProgressLines
 from slurmddp.runtime.observe.restart import Restart
 from slurmddp.runtime.observe.shares import Reader, Shares, figures, line_seconds
 from slurmddp.runtime.observe.signs import ProcessGroup, Steps, on_gpu
+from slurmddp.runtime.watch.blame import Beat
 from slurmddp.runtime.watch.own_stacks import OwnStacks
 from slurmddp.runtime.watch.process_exit import say
 from slurmddp.shared.run_folder import RunFolder
@@ -154,6 +155,7 @@ class Observer(threading.Thread):
             number=self._number,
             node=self._env.node,
             step=waiting.step,
+            phase=waiting.phase,
             collectives=waiting.collectives,
             waited=waiting.seconds,
             late=waiting.late and not gone,

@@ -12,8 +12,6 @@ from slurmddp.records.rank_events import NoProcessGroup, ProcessGroupMade
 from slurmddp.runtime import torch_private
 from slurmddp.runtime.journal import Events
 
-#: process group -> collectives that this rank has issued in it
-Collectives = dict[str, int]
 #: Steps of a start after which its training has begun: a first one may only make the optimizer's state.
 ENOUGH = 3
 
@@ -99,16 +97,6 @@ def has_group() -> bool:
 def issued() -> int:
     """Return how many collectives this rank has issued so far, in all of its process groups."""
     return sum(number for _, _, number in torch_private.groups())
-
-
-def collectives() -> Collectives:
-    """Return what each process group of this rank has issued so far. A group that does not tell is left out."""
-    return {_key(name, ranks): number for name, ranks, number in torch_private.groups()}
-
-
-def _key(name: str, ranks: dict[int, int]) -> str:
-    """The same text on all ranks of a group, and another one for any other group."""
-    return f"{name}:{len(ranks)}:{min(ranks, default=0)}:{max(ranks, default=0)}"
 
 
 #: Libraries that join ranks without a process group of torch.distributed: beside them, its absence says nothing.

@@ -3,14 +3,18 @@
 import contextlib
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
 from slurmddp.records.rank_events import Hang as HangEvent
+from slurmddp.runtime import torch_private
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.journal import Events
-from slurmddp.runtime.watch.heartbeat import Arrivals, Beat, Exchange, Verdict, connect
+from slurmddp.runtime.watch.blame import Beat, Verdict
+from slurmddp.runtime.watch.heartbeat import Exchange, connect
 from slurmddp.runtime.watch.process_exit import leave, leave_within, say, stacks
 from slurmddp.runtime.watch.progress import Patience, Progress
 from slurmddp.runtime.world import World
@@ -30,8 +34,8 @@ class Hang:
         """Every rank has to make one; a failure on one is raised on all."""
         self._env, self._patience, self._progress, self._events = env, patience, progress, events
         self._nodes = world.gather((env.node, os.getpid()))
-        #: Of the main thread, whose place among the others' it tells.
-        self.arrivals = Arrivals([dist.group.WORLD, world.coordination])
+        #: Groups in which the main threads of all their ranks issue the same: their place among the others'.
+        self.groups: list[Any] = [dist.group.WORLD, world.coordination]
         #: With the other ranks; already running.
         self.exchange = Exchange(connect(world), world, self._beat)
         self._rounds, self._silence = 0, 0.0
@@ -39,8 +43,9 @@ class Hang:
         self.exchange.start()
 
     def _beat(self, number: int) -> Beat:
-        state = self._progress.state
-        return Beat(number, state.phase, state.step, self.arrivals.count(), self._patience.over)
+        state, over = self._progress.state, self._patience.over
+        issued = torch_private.collectives(self.groups)
+        return Beat(number, self._env.node, state.step, state.phase, issued, late=over, over=over)
 
     def look(self, gone: float) -> None:
         """Called every now and then, `gone` seconds after the time before. Does not return on a verdict."""
@@ -53,11 +58,11 @@ class Hang:
             # The store is rank 0's: no answer is an answer, too. Nobody can be elected to say so; each
             # node's first rank does.
             state = self._progress.state
-            verdict = Verdict("silent", [0], state.phase, state.step, self._env.rank)
+            verdict = Verdict("silent", [0], state.phase, state.step)
             here = (rank for rank, (name, _) in enumerate(self._nodes) if name == self._env.node and rank != 0)
             speaks = self._env.rank == min(here)
         else:
-            speaks = verdict.by == self._env.rank
+            speaks = self.exchange.judge == self._env.rank
         self._end(verdict, speaks)
 
     def _end(self, verdict: Verdict, speaks: bool) -> None:
@@ -88,7 +93,7 @@ class Hang:
             self._kill(verdict.ranks)
         leave(1)
 
-    def _kill(self, ranks: list[int]) -> None:
+    def _kill(self, ranks: Sequence[int]) -> None:
         """End this node's ranks that do not answer: a stopped one keeps torchrun waiting for half a minute."""
         for rank in ranks:
             node, pid = self._nodes[rank]

@@ -5,14 +5,13 @@ import datetime
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 from torch.distributed import Store, TCPStore
 
-from slurmddp.runtime import torch_private
 from slurmddp.runtime.agent import stores
+from slurmddp.runtime.watch.blame import Beat, Verdict, blame
 from slurmddp.runtime.world import World
 
 _SECOND = 1.0
@@ -23,58 +22,10 @@ _AGAIN = 20
 _CONNECT = datetime.timedelta(seconds=30)
 
 
-@dataclass(frozen=True)
-class Beat:
-    """Where a rank is. `arrived`: collectives issued so far; `over`: it is longer in its phase than it may."""
-
-    number: int
-    phase: str
-    step: int
-    arrived: int
-    over: bool
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Who holds up the others. `ranks`: none, where all have issued the same collectives and wait.
-
-    `kind`: silent (no heartbeat), behind (heartbeats, but the others wait for it), all (none is behind).
-    `phase`, `step`: where the culprit is, or was when it was last heard of. `by`: the rank that found out.
-    """
-
-    kind: str
-    ranks: list[int]
-    phase: str
-    step: int
-    by: int
-
-
-def blame(beats: Sequence[Beat], silent: Sequence[int], by: int) -> Verdict | None:
-    """Return who did not arrive, given every rank's last beat and the ranks that have fallen silent.
-
-    None while it is too early to say: the rank that is behind may still be within its own deadline.
-    """
-    if silent:
-        first = beats[silent[0]]
-        return Verdict("silent", list(silent), first.phase, first.step, by)
-    least = min((beat.step, beat.arrived) for beat in beats)
-    behind = [rank for rank, beat in enumerate(beats) if (beat.step, beat.arrived) == least]
-    if len(behind) == len(beats):
-        # Waiting for data before the same collective as the others, which are on their way to it.
-        behind = [rank for rank in behind if beats[rank].phase == "data"] or behind
-    if not all(beats[rank].over for rank in behind):
-        return None
-    first = beats[behind[0]]
-    if len(behind) == len(beats) > 1:
-        return Verdict("all", [], first.phase, first.step, by)
-    return Verdict("behind", behind, first.phase, first.step, by)
-
-
 class Look:
     """One rank's look at the others' beats, a reading a second."""
 
-    def __init__(self, by: int) -> None:
-        self._by = by
+    def __init__(self) -> None:
         self._last: list[Beat] = []
         self._same: list[int] = []
 
@@ -88,7 +39,7 @@ class Look:
         self._last = list(beats)
         if 1 < max(self._same) < _SILENT:
             return None  # Somebody may have fallen silent: one more reading.
-        return blame(beats, [rank for rank, same in enumerate(self._same) if same >= _SILENT], self._by)
+        return blame(dict(enumerate(beats)), [rank for rank, same in enumerate(self._same) if same >= _SILENT])
 
 
 class Exchange(threading.Thread):
@@ -112,8 +63,9 @@ class Exchange(threading.Thread):
         self.dumped = threading.Event()
         #: Exchanges that were completed.
         self.rounds = 0
-        #: Of the first rank that found out; the same on all ranks.
+        #: Of the first rank that found out, and that rank; the same on all ranks.
         self.verdict: Verdict | None = None
+        self.judge = -1
         #: All ranks that answer have written their stacks, or the store's host has gone.
         self.all_dumped = threading.Event()
         self._put()
@@ -131,18 +83,22 @@ class Exchange(threading.Thread):
     def _round(self) -> None:
         beat = self._put()
         if self._store.check(["verdict"]):
-            self.verdict = Verdict(**json.loads(self._store.get("verdict")))
+            self._adopt(self._store.get("verdict"))
             return
         if not beat.over:
             self._over, self._look = 0, None
             return
         self._over += 1
         if self._over % _AGAIN == 1 and self._store.add(f"look/{beat.step}/{beat.phase}/{self._over}", 1) == 1:
-            self._look = Look(self._rank)
-        found = self._look.read(self._all()) if self._look is not None else None
-        if found is not None:
-            text = json.dumps(asdict(found))
-            self.verdict = Verdict(**json.loads(self._store.compare_set("verdict", "", text)))
+            self._look = Look()
+        verdict = self._look.read(self._all()) if self._look is not None else None
+        if verdict is not None:
+            text = json.dumps([self._rank, asdict(verdict)])
+            self._adopt(self._store.compare_set("verdict", "", text))
+
+    def _adopt(self, text: bytes) -> None:
+        self.judge, fields = json.loads(text)
+        self.verdict = Verdict(**fields)
 
     def _put(self) -> Beat:
         beat = self._beat(self.rounds)
@@ -178,20 +134,3 @@ def connect(world: World) -> Store:
     name, port = world.on_main(host)
     own = server
     return world.together(lambda: own or stores.connect(name, port, _CONNECT))
-
-
-class Arrivals:
-    """Counts the collectives that this rank has issued in `groups`, in which all its peers issue the same."""
-
-    def __init__(self, groups: Iterable[Any]) -> None:
-        self._groups = tuple(groups)
-
-    def add(self, groups: Iterable[Any]) -> None:
-        self._groups += tuple(group for group in groups if group not in self._groups)
-
-    def count(self) -> int:
-        """Their number so far; 0 if torch does not tell."""
-        try:
-            return sum(torch_private.collectives_of(group) for group in self._groups)
-        except (AttributeError, RuntimeError):
-            return 0

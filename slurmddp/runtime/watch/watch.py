@@ -92,7 +92,7 @@ class Watch:
         Such as a mesh's: those in which the main threads of all their ranks issue the same.
         """
         if self._hang is not None:
-            self._hang.arrivals.add(groups)
+            self._hang.groups += groups
 
     def close(self, world: "World") -> None:
         """Watch no more: before the process group ends. Every rank has to call it.
