@@ -80,13 +80,13 @@ def table(folder: RunFolder, stored: list[Stored], left: list[Leftover]) -> str:
 
 def checked(item: Stored) -> Stored:
     """Compare the checkpoint's content with its hashes, and report progress every few GiB."""
-    hashed = told = 0
+    hashed = reported = 0
 
     def progress(count: int) -> None:
-        nonlocal hashed, told
+        nonlocal hashed, reported
         hashed += count
-        if hashed - told >= SAY_EVERY and hashed < item.bytes:
-            told = hashed
+        if hashed - reported >= SAY_EVERY and hashed < item.bytes:
+            reported = hashed
             opt.say(f"step {item.step}: {human(hashed)} of {human(item.bytes)} verified")
 
     if item.bytes >= SAY_EVERY:
@@ -167,8 +167,8 @@ def prune(
     planned = checkpoints.plan_pruning(folder, keep=keep, keep_every=keep_every, running=force, checked=checked)
     for item in planned.going if dry_run else checkpoints.prune(folder, planned):
         if not as_json:
-            what = _why(item) if isinstance(item, Stored) else " (an unfinished save)"
-            typer.echo(f"{'would remove' if dry_run else 'removed'} {item.path.name}{what}, {human(item.bytes)}")
+            reason = _why(item) if isinstance(item, Stored) else " (an unfinished save)"
+            typer.echo(f"{'would remove' if dry_run else 'removed'} {item.path.name}{reason}, {human(item.bytes)}")
     opt.show(as_json, pruning_dict(planned, done=not dry_run), pruning_end(planned, done=not dry_run))
 
 

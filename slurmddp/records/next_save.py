@@ -43,12 +43,12 @@ def before_start(places: Places, events: Iterable[Event], write: Callable[[Any],
         return ""
     # What a run finds that continues others may be theirs, and older.
     since = None if places.earlier else min(begun)
-    found = newest([os.path.join(places.run, "checkpoints"), *places.watch], since)
-    if found is None:
-        found = newest(places.earlier)
-    elif not _has_gone_on(known) and not os.path.exists(os.path.join(found.path, COMPLETE)):
-        _keep(found, os.path.join(places.run, "kept"), write)  # slurmddp's library never writes over a checkpoint
-    return found.path if found else ""
+    save = newest([os.path.join(places.run, "checkpoints"), *places.watch], since)
+    if save is None:
+        save = newest(places.earlier)
+    elif not _has_gone_on(known) and not os.path.exists(os.path.join(save.path, COMPLETE)):
+        _keep(save, os.path.join(places.run, "kept"), write)  # slurmddp's library never writes over a checkpoint
+    return save.path if save else ""
 
 
 def _keep(save: Save, kept: str, write: Callable[[Any], None]) -> None:

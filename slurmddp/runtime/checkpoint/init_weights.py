@@ -87,12 +87,12 @@ def load_given(path: Path | str, model: nn.Module, *, verify: bool = True) -> Gi
         types = {name: value.dtype for name, value in tensors.items()}
     names, remarks = _fitting(sizes, targets, checkpoint=source.is_dir())
     shapes = {name: tuple(value.shape) for name, value in targets.items()}
-    found = state.differences(
+    differences = state.differences(
         shapes, {new: sizes[old] for new, old in names.items()}, there="there", here="in the model"
     )
-    if found:
+    if differences:
         raise UserError(
-            f"train.init_from: {source} does not fit the model: {found}. Change train.model, or use other weights"
+            f"train.init_from: {source} does not fit the model: {differences}. Change train.model, or use other weights"
         )
     other = sorted({str(types[old]).removeprefix("torch.") for new, old in names.items()
                     if types[old] != targets[new].dtype})  # fmt: skip

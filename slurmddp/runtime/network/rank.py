@@ -169,13 +169,13 @@ class Rank:
 
     def _finish_with(self, speeds: Mapping[int, float]) -> None:
         slow: dict[str, str] = {}
-        told = ""
+        explanation = ""
         if self._own.wish.is_low(max(speeds.values())):
-            slow, told = self._pairs(max(speeds))
+            slow, explanation = self._pairs(max(speeds))
         self._meet("finished")
         if self._own.rank == 0:
             self._store.wait(["finished/all"], datetime.timedelta(seconds=_LIMIT))  # the store is here
-            self._conclude(slow, told)
+            self._conclude(slow, explanation)
 
     def _conclude(self, bad: Mapping[str, str], pairs: str = "", groups: str = "") -> None:
         assert self._measured is not None

@@ -163,9 +163,9 @@ class Hangs:
             deadline=round(waiting.deadline, 1),
         )
         self._reported = hang
-        what = f"{_what(verdict, nodes)}: no progress for {waited:.1f} s at step {verdict.step}"
+        message = f"{_culprits(verdict, nodes)}: no progress for {waited:.1f} s at step {verdict.step}"
         then = "the ranks restart" if self._restart else "nothing is stopped"
-        say(f"slurmddp: hang: {what} (deadline: {waiting.deadline:.1f} s); {then}. Stacks of the ranks: {stacks}\n")
+        say(f"slurmddp: hang: {message} (deadline: {waiting.deadline:.1f} s); {then}. Stacks of the ranks: {stacks}\n")
         self._events.write(hang if self._restart else HangReported(*hang, stacks=str(stacks)))
         stacks.mkdir(exist_ok=True)
         (self._folder / f"{name}.json").write_text(json.dumps({"time": time.time(), **asdict(verdict)}))
@@ -191,7 +191,7 @@ class Hangs:
             leave(1)
 
 
-def _what(verdict: Verdict, nodes: list[str]) -> str:
+def _culprits(verdict: Verdict, nodes: list[str]) -> str:
     if not verdict.ranks:
         return "no rank is behind the others, and a collective does not complete"
     names = [f"rank {rank} on {node}" for rank, node in zip(verdict.ranks, nodes, strict=True)]
