@@ -46,7 +46,6 @@ class Request:
     module:  a Python module to start, in the place of a job file.
     resume:  the run to continue: id, prefix, job id, folder or `last`.
     inside:  the job runs in this shell's allocation, or on this machine.
-    written: a run's own job.yaml: what looks like a secret in it is written down already.
     """
 
     job: str | Path | Mapping[str, Any] | Document | None = None
@@ -55,7 +54,6 @@ class Request:
     module: str | None = None
     resume: str | None = None
     inside: bool = False
-    written: bool = False
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     def adding(self, *options: tuple[str, Any, str]) -> Request:

@@ -54,8 +54,7 @@ def prepare(request: Request, *, strict: bool = True, cluster: Cluster | None = 
         resolved = _resolved(request, resumed, strict=strict)
     if len(errors) > wrong:
         raise together(errors)
-    if not request.written:
-        refuse_secrets(resolved)
+    refuse_secrets(resolved)
     cwd = _cwd(request.environment)
     resolved = with_gpus(_with_project(resolved, cwd), request.environment)
     resolved, found = with_active(resolved, request.environment)
