@@ -3,7 +3,7 @@
 And whether that CUDA has code for the GPU's generation.
 
 NVIDIA's rules: docs.nvidia.com/deploy/cuda-compatibility; their numbers: containers/tables/cuda-compat.yaml. What is
-not documented stays unknown. On the nodes, slurmddp/shell/driver.sh decides by the driver that is there.
+not documented stays unknown. On the nodes, slurmddp/runtime/libcuda.py decides by the driver that is there.
 """
 
 from __future__ import annotations
@@ -16,36 +16,11 @@ from typing import Literal
 
 from slurmddp.assets import asset_folder
 from slurmddp.images import releases
+from slurmddp.shared.cuda_driver import FLOORS, Version, is_consumer, support
 
 Kind = Literal["native", "minor", "forward", "impossible", "unknown"]
 
-_VERSION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})*")
-#: GeForce and Titan by name; rtx3090, RTX 2080 Ti: a workstation's RTX (A6000, 5000) has no such number.
-_GEFORCE = re.compile(r"geforce|titan|gtx|rtx[^a-z0-9]*[1-5]0[5-9]0")
 _PTX = "code that is compiled to PTX at run time can still fail ('unsupported toolchain')"
-
-
-@dataclass(frozen=True, order=True)
-class Version:
-    """A driver's or CUDA's version; fields count as numbers, so 535.54.03 is older than 535.183.01."""
-
-    fields: tuple[int, ...]
-
-    @classmethod
-    def parse(cls, text: str | None) -> Version | None:
-        """Parse "575.51.02" or "12.9.0.036"; None if the text is no version."""
-        text = (text or "").strip()
-        if not _VERSION.fullmatch(text):
-            return None
-        fields = [int(field) for field in text.split(".")]
-        while len(fields) > 1 and fields[-1] == 0:  # 580 and 580.0 are one
-            fields.pop()
-        return cls(tuple(fields))
-
-    @property
-    def major(self) -> int:
-        """CUDA's major release, or the driver's branch."""
-        return self.fields[0]
 
 
 @dataclass(frozen=True)
@@ -70,7 +45,6 @@ class Verdict:
 class _Table:
     """containers/tables/cuda-compat.yaml."""
 
-    minor: Mapping[int, str]  # least driver by CUDA major
     #: by "MAJOR.MINOR": on which older drivers its compat libraries run, and the branches named as not compatible
     forward: Mapping[str, Mapping[str, list[str]]]
     data_center: frozenset[str]
@@ -106,14 +80,14 @@ def without_code(image: ImageCuda, gpu: str | None) -> Verdict | None:
     if cuda is None or capability is None:
         return None
     shown = f"{gpu} (compute capability {capability})"
-    own = _known(capability)
+    own = Version.known(capability)
     least, first = _table().least.get(cuda.major), _table().first.get(own.major)
-    if least is not None and own < _known(least):
-        fitting = max((major for major, text in _table().least.items() if own >= _known(text)), default=None)
+    if least is not None and own < Version.known(least):
+        fitting = max((major for major, text in _table().least.items() if own >= Version.known(text)), default=None)
         todo = "use an older image" if fitting is None else f"use an image with CUDA {fitting}"
         why = f"CUDA {image.cuda} has no code for {shown}: CUDA {cuda.major} needs {least} or newer"
         return Verdict("impossible", why, todo)
-    if first is not None and cuda < _known(first):
+    if first is not None and cuda < Version.known(first):
         why = f"CUDA {image.cuda} has no code for {shown}, which needs CUDA {first} or newer"
         why += ": at most what the image has as PTX runs"
         return Verdict("unknown", why, f"use an image with CUDA {first} or newer")
@@ -135,7 +109,8 @@ def _by_driver(image: ImageCuda, driver: str | None, gpu: str | None) -> Verdict
     if driver is None or found is None:
         what = "the driver of the nodes is unknown" if driver is None else f"{driver!r} is not a driver's version"
         return Verdict("unknown", what, "`nvidia-smi` on a node of the partition shows it")
-    if own is not None and found >= own:
+    way = support(found, own, cuda)
+    if way == "native" and own is not None:
         return Verdict(
             "native",
             f"native: driver {driver} is not older than the image's {image.driver}, so its compat libraries stay off "
@@ -145,24 +120,18 @@ def _by_driver(image: ImageCuda, driver: str | None, gpu: str | None) -> Verdict
         return Verdict(
             "unknown", f"driver {driver}: the image's CUDA is unknown", "use an image whose CUDA version is known"
         )
-    least = minor_floors().get(cuda.major)
-    if least is None:
+    if way == "unknown":
         return Verdict("unknown", f"driver {driver}: the minimum driver for CUDA {cuda.major}.x is unknown")
-    if found >= _known(least):
-        return _within_major(image, driver, found, cuda)
+    if way == "native":
+        above = cuda.major + 1
+        return Verdict("native", f"native: driver {driver} supports CUDA {above} ({FLOORS[above]} or newer)")
+    if way == "minor":
+        return _within_major(image, driver, cuda)
     return _across_majors(image, driver, found, cuda, gpu)
 
 
-def minor_floors() -> Mapping[int, str]:
-    """The least driver by CUDA major, for minor-version compatibility."""
-    return _table().minor
-
-
-def _within_major(image: ImageCuda, driver: str, found: Version, cuda: Version) -> Verdict:
-    rule = f"CUDA {cuda.major}.x needs driver {minor_floors()[cuda.major]} or newer"
-    above = minor_floors().get(cuda.major + 1)
-    if image.driver is None and above is not None and found >= _known(above):
-        return Verdict("native", f"native: driver {driver} supports CUDA {cuda.major + 1} ({above} or newer)")
+def _within_major(image: ImageCuda, driver: str, cuda: Version) -> Verdict:
+    rule = f"CUDA {cuda.major}.x needs driver {FLOORS[cuda.major]} or newer"
     if image.driver is None:
         why = f"at least minor-version compatibility: {rule}. The nodes have {driver}; the image's driver is unknown"
     else:
@@ -171,18 +140,18 @@ def _within_major(image: ImageCuda, driver: str, found: Version, cuda: Version) 
 
 
 def _across_majors(image: ImageCuda, driver: str, found: Version, cuda: Version, gpu: str | None) -> Verdict:
-    least = minor_floors()[cuda.major]
+    least = FLOORS[cuda.major]
     needs = f"CUDA {cuda.major}.x needs driver {least} or newer, the nodes have {driver}"
     todo = _older_image(found, least)
     package = _table().forward.get(".".join(str(field) for field in (*cuda.fields, 0)[:2]))
     name = f"cuda-compat of CUDA {image.cuda}"
     if image.compat is False:
         return Verdict("impossible", f"{needs}; the image has no compat libraries", todo)
-    if gpu is not None and _GEFORCE.search(gpu.lower()):
+    if gpu is not None and is_consumer(gpu):
         return Verdict("impossible", f"{needs}; forward compatibility does not work on GeForce and Titan ({gpu})", todo)
     if package is not None and str(found.major) in package["refused"]:
         return Verdict("impossible", f"{needs}; {name} does not support driver branch {found.major}", todo)
-    drivers = map(_known, package["drivers"]) if package is not None else ()
+    drivers = map(Version.known, package["drivers"]) if package is not None else ()
     if not any(found.major == one.major and found >= one for one in drivers):
         why = f"{needs}; NVIDIA's table of forward compatibility does not list driver branch {found.major} for {name}"
         return Verdict("unknown", why, f"try it on one node; if it fails, {todo}")
@@ -200,7 +169,7 @@ def _older_image(found: Version, least: str) -> str:
     fitting = [
         tag
         for tag, release in releases.releases().items()
-        if (cuda := Version.parse(release.cuda)) and found >= _known(minor_floors().get(cuda.major, least))
+        if (cuda := Version.parse(release.cuda)) and found >= Version.known(FLOORS.get(cuda.major, least))
     ]
     newest = f"NGC {fitting[-1]} is the newest that needs no compat libraries with this driver" if fitting else ""
     return f"use an older image ({newest or 'with an older CUDA'}), or ask the site for driver {least} or newer"
@@ -213,16 +182,7 @@ def _table() -> _Table:
     path = asset_folder("containers") / "tables" / "cuda-compat.yaml"
     tree = read_file(path, "drivers", f"containers/tables/{path.name}").tree
     forward = {str(cuda): row for cuda, row in tree["forward"].items()}
-    minor = {int(major): str(least) for major, least in tree["minor"].items()}
     gpus, code = tree["gpus"], tree["code"]
     first, least = ({int(major): str(text) for major, text in code[key].items()} for key in ("first", "least"))
     capability = {str(number): str(names) for number, names in gpus["capability"].items()}
-    return _Table(minor, forward, frozenset(map(str, gpus["data_center"])), capability, first, least)
-
-
-def _known(text: str) -> Version:
-    """A version of our own table. Raises ValueError where the table holds none."""
-    version = Version.parse(text)
-    if version is None:
-        raise ValueError(f"{text!r} is not a version")
-    return version
+    return _Table(forward, frozenset(map(str, gpus["data_center"])), capability, first, least)

@@ -70,8 +70,6 @@ prepare_preflight() {
   local about checksum absent
   SLURMDDP_COMMAND=("${container[@]}" "$python" -m slurmddp.runtime.preflight "$run")
   SLURMDDP_PREFLIGHT_STDERR=$logs/preflight/$host.stderr
-  # run_preflight reads these, and the ranks' variables are set in between: without a container, in this same shell.
-  SLURMDDP_SCRIPT_VALUES=$(declare -p host logs preflight alone runtime prefix own_python_path container python starter facts attach)
   mkdir -p "$logs/preflight" || fail "cannot write into the run folder ($logs)"
   absent=
   ((${#binds[@]} == 0)) || absent=$("${starter[@]}" "$code" binds "${binds[@]}") || fail "cannot check the binds: its log says why"
@@ -108,10 +106,13 @@ prepare_network() {
   [[ -z "$allow_socket" ]] || SLURMDDP_COMMAND+=(--allow-socket)
 }
 
-# Prepare this step: check Python and the driver, read secrets, write the command of preflight or measurement
+# Prepare this step: check Python, read secrets, write the command of preflight or measurement
 prepare() {
-  if [[ -n "$compat" ]]; then source "$code/slurmddp/shell/driver.sh"; fi
   if [[ -z "$attach" && (-z "$preflight" || ("$runtime" == none && "${SLURMDDP_STEP:-}" == preflight)) ]]; then check_python; fi
+  # run_step reads these, and the ranks' variables are set in between: without a container, in this same shell.
+  SLURMDDP_SCRIPT_VALUES=$(declare -p host logs preflight alone runtime prefix own_python_path container python starter facts attach)
+  # It chooses the libcuda of what comes behind it
+  [[ -z "$compat" ]] || container+=("$python" -m slurmddp.runtime.libcuda "$host" "$attach")
   case ${SLURMDDP_STEP:-} in
     attach | preflight | network) "prepare_$SLURMDDP_STEP" ;;
     *) prepare_ranks ;;

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmddp.assets import asset_folder
-from slurmddp.images.driver import ImageCuda, Version, capability_of, check, minor_floors, of_release, without_code
+from slurmddp.images.driver import ImageCuda, capability_of, check, of_release, without_code
 from slurmddp.images.releases import releases
 from slurmddp.job.document import read_file
+from slurmddp.shared.cuda_driver import FLOORS, Version
 
 RANK = {"impossible": 0, "unknown": 1, "forward": 2, "minor": 3, "native": 4}
 NGC_2504 = ImageCuda("12.9.0.036", "575.51.02", True)
@@ -89,7 +90,7 @@ def test_rule_2_within_a_major_release_from_its_least_driver_on(cuda: str, own: 
     assert verdict.kind == "minor"
     for number in (
         f"CUDA {cuda[:2]}.x",
-        f"driver {minor_floors()[int(cuda[:2])]} or newer",
+        f"driver {FLOORS[int(cuda[:2])]} or newer",
         f"Driver {least} is older",
         own,
     ):
@@ -273,12 +274,12 @@ def test_a_newer_driver_never_makes_it_worse(
 
 def test_the_table_has_the_form_that_its_readers_expect() -> None:
     tree = read_file(asset_folder("containers") / "tables" / "cuda-compat.yaml", "drivers").tree
-    assert set(tree) == {"sources", "minor", "forward", "gpus", "code"}
+    assert set(tree) == {"sources", "forward", "gpus", "code"}
     assert all(Version.parse(text) for key in ("first", "least") for text in tree["code"][key].values())
     assert {number.split(".")[0] for number in tree["gpus"]["capability"]} <= {*tree["code"]["first"], "3", "5", "6"}
     assert all(capability_of(word) for word in tree["gpus"]["data_center"] if word != "tesla")
     assert all(tree["sources"])
-    floors = [Version.parse(least) for _, least in sorted(tree["minor"].items())]
+    floors = [Version.parse(least) for _, least in sorted(FLOORS.items())]
     assert floors == sorted(floors)  # type: ignore[type-var]
     for cuda, row in tree["forward"].items():
         drivers = [Version.parse(text) for text in row["drivers"]]

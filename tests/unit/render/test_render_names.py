@@ -20,7 +20,7 @@ if [[ "$*" == *runtime.preflight* ]]; then echo "what it says" >&2; exit "$PREFL
 """
 #: Names of bash and torchrun, which no script of ours assigns.
 FOREIGN = re.compile("[A-Z_]+")
-SCRIPTS = ("node.sh", "setup.sh", "driver.sh")
+SCRIPTS = ("node.sh", "setup.sh")
 
 
 def assigned(text: str) -> set[str]:

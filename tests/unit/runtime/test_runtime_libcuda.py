@@ -1,17 +1,20 @@
-"""driver.sh on real bash, with files in place of the node's driver and of the image's libraries."""
+"""Which libcuda a command gets, with files in place of the node's driver and of the image's libraries."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from slurmddp.images.driver import minor_floors
-from tests.helpers import LM_JOB, SHELL, Desk, check_bash, has
+from slurmddp.runtime import libcuda
+from tests.helpers import LM_JOB, ROOT, Desk
 
 CLOSED = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Sun May 12 19:39:15 UTC 2024\n"
@@ -22,27 +25,13 @@ TELL = """
 import json, os, sys
 print(json.dumps([os.getpid(), dict(os.environ), sys.argv[1:], sorted(os.listdir('/proc/self/fd'))]))
 """
-SHELLS = ["/bin/sh", "bash --posix"]
-
-
-def fragment() -> str:
-    return (SHELL / "driver.sh").read_text()
-
-
-def script(text: str) -> str:
-    """The fragment where node.sh has it: behind the command line of the container, before what runs in it."""
-    start = 'exec "${container[@]}" "$PYTHON" -c "$TELL" "$ARGUMENT"'
-    return f'#!/bin/bash\nset -euo pipefail\nhost=node7\ncontainer=("$@")\n{text}\n{start}\n'
 
 
 @dataclass
 class Seen:
-    """What the ranks' command has seen, and the line that was logged."""
+    """What the command would get, and the line that was logged."""
 
-    pid_is_the_script_s: bool
     variables: dict[str, str]
-    arguments: list[str]
-    descriptors: list[str]
     said: str
 
     @property
@@ -52,15 +41,15 @@ class Seen:
 
 @dataclass
 class Node:
-    """A node with a driver and a container, which is `env -i` with the image's variables."""
+    """A node with a driver, and a container with the image's variables."""
 
     root: Path
+    patch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str]
     image: dict[str, str] = field(default_factory=dict)
-    shell: str = "/bin/sh"
-    argument: str = "a b"
 
     def __post_init__(self) -> None:
-        for folder in ("bin", "proc", "inside"):
+        for folder in ("proc", "bin"):
             (self.root / folder).mkdir()
 
     @property
@@ -82,64 +71,38 @@ class Node:
         (libraries / "libcuda.so.1").symlink_to(f"libcuda.so.{driver}")
         self.image = {"CUDA_VERSION": cuda, "_CUDA_COMPAT_PATH": str(self.compat), **variables}
 
-    def program(self, name: str, text: str, *, inside: bool = False) -> None:
-        path = self.root / ("inside" if inside else "bin") / name
+    def program(self, name: str, text: str) -> None:
+        path = self.root / "bin" / name
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
 
-    def run(self, text: str | None = None) -> Seen:
-        text = fragment() if text is None else text
-        path = self.root / "node.sh"
-        path.write_text(script(text.replace("container+=(/bin/sh ", f"container+=({self.shell} ")))
-        image = {
-            "PATH": f"{self.root / 'inside'}:/usr/bin:/bin",
-            "PYTHON": sys.executable,
-            "TELL": TELL,
-            "ARGUMENT": self.argument,
-            **self.image,
-        }
-        host = {
-            "PATH": f"{self.root / 'bin'}:/usr/bin:/bin",
-            "SLURMDDP_NVIDIA": str(self.root / "proc"),
-            "LD_LIBRARY_PATH": "/host/lib",
-            "PYTHON": sys.executable,
-            "TELL": TELL,
-            "ARGUMENT": self.argument,
-        }
-        container = ["env", "-i", *(f"{name}={value}" for name, value in image.items())]
-        process = subprocess.Popen(
-            ["bash", str(path), *container], env=host, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        out, err = process.communicate(timeout=60)
-        assert (process.returncode, err) == (0, "")
-        *said, told = out.splitlines()
-        assert len(said) <= 1, said
-        pid, variables, arguments, descriptors = json.loads(told)
-        return Seen(pid == process.pid, variables, arguments, descriptors, "".join(said))
+    def environment(self) -> dict[str, str]:
+        own = {"PATH": f"{self.root / 'bin'}:/usr/bin:/bin", "SLURMDDP_NVIDIA": str(self.root / "proc")}
+        return own | self.image
+
+    def run(self, quiet: str = "") -> Seen:
+        started: list[dict[str, str]] = []
+
+        def become(name: str, words: Sequence[str]) -> None:
+            assert (name, words) == ("rank", ["rank", "--lr", "1"])
+            started.append(dict(os.environ))
+
+        with self.patch.context() as patch:
+            for name in os.environ:
+                patch.delenv(name)
+            for name, text in self.environment().items():
+                patch.setenv(name, text)
+            patch.setattr(os, "execvp", become)
+            patch.setattr(signal, "signal", lambda number, handler: None)
+            libcuda.main(["node7", quiet, "rank", "--lr", "1"])
+        out, err = self.capsys.readouterr()
+        assert err == "" and out.count("\n") == (not quiet)
+        return Seen(started[0], out.rstrip("\n"))
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(tmp_path)
-
-
-def in_container() -> str:
-    """The shell program that runs inside."""
-    return fragment().split("<<'END' || true\n", 1)[1].split("\nEND\n", 1)[0] + "\n"
-
-
-def test_bash_and_shellcheck_have_nothing_to_say(tmp_path: Path) -> None:
-    text = script(fragment())
-    check_bash(text, "node.sh", tmp_path)
-    check_bash(text.replace("set -euo pipefail", "set -uo pipefail"), "node2.sh", tmp_path)
-
-
-@pytest.mark.skipif(not has("shellcheck"), reason="shellcheck is not installed")
-def test_the_program_inside_is_posix_shell(tmp_path: Path) -> None:
-    path = tmp_path / "inside.sh"
-    path.write_text(in_container())
-    done = subprocess.run(["shellcheck", "-s", "sh", str(path)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Node:
+    return Node(tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(
@@ -158,16 +121,7 @@ def test_it_is_in_the_script_of_a_node_with_nvidia_gpus_and_a_container(
     assert (" compat=yes " in text) is there
 
 
-def test_the_least_drivers_are_those_of_the_table() -> None:
-    text = in_container()
-    for major, least in minor_floors().items():
-        assert f"    {major}.*) floor={least} ;;\n" in text
-    assert text.count(") floor=") == len(minor_floors())
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_an_older_driver_of_another_major_gets_the_image_s_libraries(node: Node, shell: str) -> None:
-    node.shell = shell
+def test_an_older_driver_of_another_major_gets_the_image_s_libraries(node: Node) -> None:
     node.driver("535.183.01")
     node.brings("13.0.1.012", "580.82.07", LD_LIBRARY_PATH="/image/lib:/.singularity.d/libs")
     seen = node.run()
@@ -180,21 +134,49 @@ def test_an_older_driver_of_another_major_gets_the_image_s_libraries(node: Node,
     )
 
 
-@pytest.mark.parametrize("shell", SHELLS)
-def test_no_process_and_no_descriptor_of_it_stays_and_arguments_arrive_as_they_are(node: Node, shell: str) -> None:
-    node.shell = shell
-    node.argument = 'it\'s $HOME `id` "*"\n\\n {a,b}; exit 3'
+WORDS = [sys.executable, "-m", "slurmddp.runtime.libcuda", "node7", ""]
+
+
+def test_no_process_and_no_descriptor_of_it_stays_and_arguments_arrive_as_they_are(node: Node) -> None:
+    argument = 'it\'s $HOME `id` "*"\n\\n {a,b}; exit 3'
     node.driver("535.183.01")
     node.brings("13.0.1", "580.82.07")
-    plain = node.run(text="")
-    seen = node.run()
-    assert seen.pid_is_the_script_s
-    assert seen.arguments == plain.arguments == [node.argument]
-    assert seen.descriptors == plain.descriptors
-    added = {"LD_LIBRARY_PATH": f"{node.compat}/lib.real"}
-    shells = {"PWD", "OLDPWD", "SHLVL", "_"}
-    mine = {name: value for name, value in seen.variables.items() if name not in shells}
-    assert mine == {**{name: value for name, value in plain.variables.items() if name not in shells}, **added}
+    environment = node.environment() | {"PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"}
+    seen = []
+    for before in ([], WORDS):
+        process = subprocess.Popen(
+            [*before, sys.executable, "-c", TELL, argument], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        pid, *told = json.loads(process.communicate(timeout=60)[0].splitlines()[-1])
+        assert pid == process.pid
+        seen.append(told)
+    (variables, arguments, descriptors), through = seen
+    assert arguments == [argument]
+    assert through == [variables | {"LD_LIBRARY_PATH": f"{node.compat}/lib.real"}, arguments, descriptors]
+
+
+def test_a_command_is_ended_by_a_broken_pipe_as_without_it(node: Node) -> None:
+    environment = node.environment() | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*WORDS, "sh", "-c", "kill -PIPE $$"], env=environment, stdout=subprocess.DEVNULL, check=False
+    )
+    assert done.returncode == -signal.SIGPIPE
+
+
+def test_a_command_that_is_not_there_is_named(node: Node) -> None:
+    environment = node.environment() | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*WORDS, "ranks"], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        127,
+        "slurmddp: node node7: cannot start ranks: No such file or directory\n",
+    )
+
+
+def test_beside_the_ranks_it_says_nothing(node: Node) -> None:
+    node.driver("535.183.01")
+    node.brings("13.0.1", "580.82.07")
+    seen = node.run(quiet="yes")
+    assert (seen.path, seen.said) == (f"{node.compat}/lib.real", "")
 
 
 @pytest.mark.parametrize("driver", ["580.82.07", "580.82.08", "580.105.08", "595.45.04", "1000.1"])
@@ -266,7 +248,7 @@ def test_the_image_s_own_check_decides(node: Node, says: str, on: bool, cuda: st
     node.driver("535.183.01")
     node.brings(cuda, "580.82.07", LD_LIBRARY_PATH="/image/lib")
     wanted = f"{node.compat}/lib.real:/image/lib"
-    node.program("cudaCheck", f'[ "$LD_LIBRARY_PATH" != "{wanted}" ] || echo "{says}"', inside=True)
+    node.program("cudaCheck", f'[ "$LD_LIBRARY_PATH" != "{wanted}" ] || echo "{says}"')
     seen = node.run()
     assert seen.path == (wanted if on else "/image/lib")
     verdict = "forward compatibility, by the image's own check; compat libraries on" if on else f"check says '{says}'"
@@ -276,7 +258,7 @@ def test_the_image_s_own_check_decides(node: Node, says: str, on: bool, cuda: st
 def test_the_check_is_not_asked_where_nothing_is_to_decide(node: Node) -> None:
     node.driver("580.65.06")
     node.brings("13.2.0", "595.45.04")
-    node.program("cudaCheck", f"touch {node.root}/asked; echo CUDA Driver OK", inside=True)
+    node.program("cudaCheck", f"touch {node.root}/asked; echo CUDA Driver OK")
     node.run()
     assert not (node.root / "asked").exists()
 
