@@ -9,7 +9,11 @@ VERSION = 1
 
 
 class Refused(Exception):
-    """This node cannot start its ranks. The text says why, for people."""
+    """This node cannot start its ranks. The text says why, for people. fault: as in Refusal."""
+
+    def __init__(self, text: str, fault: str = "") -> None:
+        super().__init__(text)
+        self.fault = fault
 
 
 class Refusal(NamedTuple):

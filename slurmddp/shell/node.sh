@@ -38,50 +38,28 @@ find_container() {
   done
 }
 
+check() { # NAME ARGUMENT...: a check in supervisor/node_checks.py, which tells job.sh what it refuses
+  "${starter[@]}" "$code" "$1" "$preflight$alone" "${@:2}" && return
+  [[ -s "$logs/preflight/$host.failed" ]] || fail "cannot check $1: its log says why"
+  exit 1
+}
+
 # If Python, torch or accelerate is missing, the ranks cannot start; job.sh decides by these messages
 check_python() {
-  local said there=0 new lacks module version path inherited= modules=(torch)
-  local where="in the image: correct it" todo="install it in the image, or correct container.python"
-  if [[ "$runtime" == none ]]; then
-    inherited=${PYTHONPATH:+:$PYTHONPATH}
-    where="on this node: correct it, or load or activate it in setup"
-    todo="name its Python, --set container.python=FILE, or add \`setup: [source .../activate]\`, or conda or module lines"
-  fi
-  [[ ! -e "$run/accelerate.yaml" ]] || modules+=(accelerate)
-  if ! said=$(env "${prefix}PYTHONPATH=$own_python_path$inherited" "${container[@]}" "$python" -c '
-import importlib.util, sys
-lacks = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
-print(sys.version_info >= (3, 10), (lacks + ["nothing"])[0], "%d.%d" % sys.version_info[:2], sys.executable)' "${modules[@]}" 2>&1); then
-    # Is it Python, or does the container itself not start?
-    "${container[@]}" /bin/sh -c "command -v \"\$0\"" "$python" >/dev/null 2>&1 || there=$?
-    case $there in
-      0) fail user "container.python: $python does not work: ${said##*$'\n'}" ;;
-      1 | 127) fail user "container.python: there is no $python $where" ;;
-      *) fail "cannot start $python: ${said##*$'\n'}" ;;
-    esac
-  fi
-  read -r new lacks version path <<<"${said##*$'\n'}"
-  [[ "$new" != False ]] || fail user "container.python: $path is Python $version; the ranks need 3.10 or newer"
-  for module in "${modules[@]}"; do [[ "$lacks" != "$module" ]] || fail user "no $module in $path: $todo"; done
+  local inherited=
+  [[ "$runtime" != none ]] || inherited=${PYTHONPATH:+:$PYTHONPATH}
+  read_facts # a setup line or a variable of the ranks may have used these names
+  check python "$runtime" "$python" "${prefix}PYTHONPATH=$own_python_path$inherited" "$run" "${container[@]}"
 }
 
 # The preflight's step: it starts slurmddp.runtime.preflight in the same container, in the same way as the ranks
 prepare_preflight() {
-  local about checksum absent
+  local about
   SLURMDDP_COMMAND=("${container[@]}" "$python" -m slurmddp.runtime.preflight "$run")
   SLURMDDP_PREFLIGHT_STDERR=$logs/preflight/$host.stderr
   mkdir -p "$logs/preflight" || fail "cannot write into the run folder ($logs)"
-  absent=
-  ((${#binds[@]} == 0)) || absent=$("${starter[@]}" "$code" binds "${binds[@]}") || fail "cannot check the binds: its log says why"
-  [[ -z "$absent" ]] || fail "cannot bind $absent - mount or create it on this node, or correct container.binds"
-  if [[ -n "$image" ]]; then
-    about=$image # its head holds a number of its own, its tail what lies last
-    [[ ! -d "$image" ]] || about=$image/.singularity.d/labels.json
-    [[ -r "$about" ]] || fail "cannot read the image $about"
-    checksum=$({ head -c 1M "$about"; tail -c 1M "$about"; } | cksum)
-    about=$(stat -L -c "%s bytes" "$about")
-    hand_in "SLURMDDP_IMAGE=$about, checksum ${checksum% *}"
-  fi
+  about=$(check mounts "$image" "${binds[@]}") || exit 1
+  [[ -z "$image" ]] || hand_in SLURMDDP_IMAGE="$about"
   hand_in SLURMDDP_LOGS="$logs" SLURMDDP_PORT="$SLURMDDP_PORT" SLURMDDP_HEAD="$head" SLURMDDP_ADDRESS="$address" \
     SLURMDDP_PREFLIGHT_NODES="${SLURMDDP_PREFLIGHT_NODES:-}" SLURMDDP_PREFLIGHT_SECONDS="${SLURMDDP_PREFLIGHT_SECONDS:-}" \
     SLURMDDP_INTERFACE="$interface" SLURMDDP_NETWORK="$network" SLURMDDP_GPUS="$gpus_per_node" \

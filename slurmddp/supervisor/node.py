@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from typing import List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Callable, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slurmddp.records.refusal import Refusal, Refused
 from slurmddp.supervisor import unpack
@@ -129,26 +129,6 @@ def facts(values: Mapping[str, str], environment: Mapping[str, str]) -> List[str
     ]  # fmt: skip
 
 
-def binds(arguments: Sequence[str]) -> int:
-    """Print the sources of binds that are missing, and why: the container would not start, and name only the first."""
-    lacks, patience = [], 10.0  # seconds, for the first that does not answer
-    for source in (bind.partition(":")[0] for bind in arguments if bind != "--bind"):
-        words = ["stat", "-L", "-c", "yes", "--", source]
-        try:
-            process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
-            said = process.communicate(timeout=patience)[0].decode("utf-8", "surrogateescape").strip()
-        except subprocess.TimeoutExpired:
-            said, patience = "no answer", 1.0  # on a dead mount, it cannot be interrupted: nobody waits for it
-        except OSError as error:
-            said = "stat cannot be started, {}".format(error.strerror)
-        if said != "yes":
-            lacks.append("{} ({})".format(source, said.rpartition(": ")[2]))
-    sys.stdout.buffer.write(os.fsencode(", ".join(lacks)))
-    return 0
-
-
 def _count(values: Mapping[str, str], environment: Mapping[str, str]) -> Tuple[str, str]:
     """Return ranks, and threads per rank, of a node: nodes may differ, so each one counts what Slurm gave it."""
     if int(values["gpus_per_node"]):
@@ -208,15 +188,20 @@ def fail(arguments: Sequence[str]) -> int:
     return 0
 
 
-def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
+def answer(together: str, find: Callable[[], str]) -> int:
+    """Print for node.sh what is found; if it is refused, tell the log and job.sh why."""
+    try:
+        found = find()
+    except Refused as why:
+        sys.stderr.buffer.write(os.fsencode("slurmddp: node {}: {}\n".format(os.environ["SLURMDDP_NODE"], why)))
+        if os.environ.get("SLURMDDP_STEP") != "attach":  # which says nothing of the attempt
+            report(together, Refusal(str(why), why.fault), os.environ)
+        return 1
+    sys.stdout.buffer.write(os.fsencode(found + "\n"))
+    return 0
+
+
+def main(arguments: Sequence[str]) -> int:
     """Prepare the node, or tell why that is not possible."""
     values = dict(word.split("=", 1) for word in arguments)
-    try:
-        found = facts(values, environment)
-    except Refused as why:
-        sys.stderr.buffer.write(os.fsencode("slurmddp: node {}: {}\n".format(environment["SLURMDDP_NODE"], why)))
-        if environment.get("SLURMDDP_STEP") != "attach":  # which says nothing of the attempt
-            report(values["preflight"] + values["alone"], Refusal(str(why)), environment)
-        return 1
-    sys.stdout.buffer.write(os.fsencode("\x1f".join(found) + "\n"))
-    return 0
+    return answer(values["preflight"] + values["alone"], lambda: "\x1f".join(facts(values, os.environ)))

@@ -119,6 +119,18 @@ def test_attach_gets_what_the_ranks_get(node: Node) -> None:
     assert not (node.run / "logs/preflight/node7.failed").exists(), "it says nothing of the attempt"
 
 
+def test_the_choice_of_libcuda_comes_before_every_command_but_the_check_of_python(node: Node) -> None:
+    """Which names a container without Python; beside the ranks, the choice is not printed."""
+    calls = node.desk.root / "calls"
+    node.desk.program("apptainer", f"#!/bin/bash\necho \"${{*//$'\\n'}}\" >>{calls}\necho True nothing 3.12 python3\n")
+    script = node.script("container.compat=true", "recovery.preflight=false")
+    assert node.start(script).returncode == 0 and node.start(script, "ls", SLURMDDP_STEP="attach").returncode == 0
+    look, ranks, attached = (line.partition("/images/torch.sif python3 ")[2] for line in calls.read_text().splitlines())
+    assert look.startswith("-c import") and "libcuda" not in look
+    assert ranks.startswith("-m slurmddp.runtime.libcuda node7  python3 -m slurmddp.runtime.agent ")
+    assert attached == "-m slurmddp.runtime.libcuda node7 yes ls"
+
+
 def test_attach_has_the_interface_of_the_nodes_rank(node: Node) -> None:
     """Its step is on one node, whose way to itself is not the one that the ranks talk over."""
     node.desk.program("scontrol", "#!/bin/bash\necho node7\n")
@@ -406,7 +418,7 @@ def test_a_mount_that_is_dead_holds_nothing_up(node: Node) -> None:
     stat = f'#!/bin/bash\ncase $* in *dead*) echo $$ >>{pid}; exec sleep 600;; esac\nexec /usr/bin/stat "$@"\n'
     node.desk.program("stat", stat)
     script = node.script('container.binds=["/dead/one", "/", "/dead/two"]', "train.data.path=/usr")
-    node.change_functions("patience = [], 10.0", "patience = [], 2.0", "supervisor/node.py")
+    node.change_functions("patience = [], 10.0", "patience = [], 2.0", "supervisor/node_checks.py")
     try:
         complaint, _ = preflight(node, script)
     finally:
