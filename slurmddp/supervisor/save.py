@@ -26,7 +26,7 @@ def choose_save(job: Job, look: Callable[[], Any]) -> bool:
     if saves is None:  # each start of torchrun's agents chooses for itself
         return True
     answer = job.logs + "/next_save"
-    hosts = json.loads(job.values.words["watch"])
+    hosts = job.values.watched()
     places = next_save.Places(job.run, hosts, saves["earlier"])
     words = [str(job.attempt), job.scheduler.host, json.dumps(places), answer]
     child = job.loop.start([*job.values.program("save"), *words], heeds="tool")

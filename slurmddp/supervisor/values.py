@@ -27,6 +27,12 @@ def program(run: str, python: str, name: str) -> List[str]:
     return [code + "python.sh", python, code + "slurmddp.zip", name]
 
 
+#: What job.sh leaves out where it is empty.
+OPTIONAL = (
+    "expedite", "counts_gpus", "own_script", "must_save", "from_zero", "watch", "saves", "tasks_per_node",
+)  # fmt: skip
+
+
 class Values(NamedTuple):
     """What job.sh says of the job, and where it runs."""
 
@@ -42,6 +48,11 @@ class Values(NamedTuple):
 
     def yes(self, name: str) -> bool:
         return bool(self.words[name])
+
+    def watched(self) -> List[str]:
+        """Return where an own script saves, besides the folder of checkpoints."""
+        folders: List[str] = json.loads(self.words["watch"] or "[]")
+        return folders
 
     def program(self, name: str) -> List[str]:
         """Return the command that starts a program of slurmddp/supervisor on any node."""
@@ -63,7 +74,7 @@ class Values(NamedTuple):
             nodes_min=self.number("nodes_min") or 1, nodes_max=self.number("nodes_max") or 1,
             max_gpu_hours=float(words["max_gpu_hours"]) if words["max_gpu_hours"] else None,
             breaker_from_zero=self.number("from_zero"),
-            checkpoints=(self.run + "/checkpoints", *json.loads(words["watch"])),
+            checkpoints=(self.run + "/checkpoints", *self.watched()),
         )  # fmt: skip
 
     def write(self) -> List[str]:
@@ -82,5 +93,5 @@ def read(arguments: Sequence[str]) -> Values:
         else:
             parts[-1].append(word)
     parts += [[]] * (3 - len(parts))
-    words = dict(word.split("=", 1) for word in parts[0])
+    words = dict(dict.fromkeys(OPTIONAL, ""), **dict(word.split("=", 1) for word in parts[0]))
     return Values(os.path.abspath(run), folder, words, tuple(parts[1]), tuple(parts[2]))

@@ -13,26 +13,21 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --signal=B:USR2@120
-# It starts the supervisor, passes signals on to it, and waits for it. The supervisor starts the ranks on the nodes (for
-# Slurm: srun --nodes=N --ntasks=N --ntasks-per-node=1 node.sh), watches them, and restarts them after a fault:
-# slurmddp/supervisor in RUN_FOLDER/code/slurmddp.zip.
+# It passes signals on to the supervisor (slurmddp/supervisor in RUN_FOLDER/code/slurmddp.zip), and waits for it. That starts
+# the ranks (for Slurm: srun --nodes=N --ntasks=N --ntasks-per-node=1 node.sh), and restarts them after a fault.
 
 set -uo pipefail # no -e: a failing command must not skip the end of this script
 run=${1:?usage: job.sh RUN_FOLDER}
 program=(bash "$run/code/python.sh" /opt/bin/python3 "$run/code/slurmddp.zip") # this Python, for nodes that have none in /usr
 
-# --- values of this job. "yes" or nothing, if the comment ends with a question mark
+# --- values of this job. "yes" or nothing, if the comment ends with a question mark; one that is not here is empty
 values=(
-  scheduler=slurm # slurm, or local: this machine, without Slurm
+  scheduler=slurm node_folder=/tmp # slurm, or local: this machine, without Slurm; scratch, on each node's own disk
   nodes_max=2 nodes_min=2 elastic= # nodes that train, further ones are spares; minimum nodes of an attempt; may the job lose nodes and continue in its allocation?
   requeue_policy=requeue guarded=yes singleton= # requeue: scontrol requeue; chain: sbatch of this file again; none. Does a guard requeue the job if something kills this script? One job of this name at a time?
-  must_save= expedite= # is the job requeued at its time limit only if something was saved in it? Does Slurm requeue it by itself if it exits with another code than 0?
-  watch='[]' saves='' # where an own script saves, besides RUN_FOLDER/checkpoints; what launch.mode srun needs to load that
-  breaker=3 from_zero= max_gpu_hours= gpus_per_node=8 # starts in a row without progress after which the run fails; starts from step 1 again after faults that it may make; GPU hours of all starts after which it stops
+  breaker=3 max_gpu_hours= gpus_per_node=8 # starts in a row without progress after which the run fails; GPU hours of all starts after which it stops
   preflight=yes measure=yes join_timeout=600 # are the nodes checked, and their network measured, before the ranks start? only: then the job exits. Maximum seconds for that
   stop_lead=120 cancel_grace= # seconds before the time limit at which the ranks save; and from `slurmddp cancel` to SIGTERM, for an own script; empty: never
-  own_script= counts_gpus= # is it the user's own training script? Do nodes differ in their GPUs, so that the job counts them?
-  node_folder=/tmp tasks_per_node= # scratch, on each node's own disk; launch.mode srun: each rank is a task of Slurm
 )
 step_options=(--cpus-per-task=56 --overlap) rank_options=() # options of the ranks' srun, in addition to --nodes and --ntasks; further ones, for launch.mode srun
 
@@ -45,8 +40,7 @@ epilogue() {
   [[ -z "$folder" ]] || rm -rf "$folder"
   exit "$code"
 }
-# Without Python: with what submit has prepared beside the addresses. curl reads an address from its standard input.
-tell() {
+tell() { # without Python: with what submit has prepared beside the addresses. curl reads an address from its standard input
   local secrets=${XDG_CONFIG_HOME:-${HOME:-}/.config}/slurmddp/secrets/${run##*/} last url text
   printf 'job.sh: %s\n' "$why" >&2
   timeout 10 test -O "$run" && timeout 60 "${program[@]}" alert "$run" failed failed "$why" "not restarted automatically" && return
@@ -64,8 +58,7 @@ trap 'pass_on TERM' TERM; trap 'pass_on INT' INT; trap 'pass_on USR2' USR2 # not
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || fail "bash $BASH_VERSION on ${HOSTNAME:-this node} is too old: 4.4 or newer is needed"
 timeout 60 test -O "$run" -a -r "${program[1]}" -a -r "${program[3]}" || fail "the run's copy of the code is gone, $run/code: was the file system purged, does it not answer, or has another user replaced the run folder? Submit again with --resume ${run##*/}"
 
-# --- the supervisor
-# It ignores signals until its own handlers are there
+# --- the supervisor, which ignores signals until its own handlers are there
 (trap '' TERM INT USR2; exec "${program[@]}" job "$run" "$folder" "python=${program[2]}" "${values[@]}" -- "${step_options[@]}" -- "${rank_options[@]}") & child=$!
 while kill -0 "$child" 2>/dev/null; do wait "$child"; done
 wait "$child"; code=$?; [[ "$code" != 0 ]] || over=0 # also where the node's disk was full

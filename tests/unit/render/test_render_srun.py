@@ -24,7 +24,7 @@ def test_the_ranks_srun_starts_them_itself(desk: Desk) -> None:
     assert "torchrun=" not in node and 'exec "${program[@]}"\n' in node
     check_bash(job, "job.sh", desk.root)
     check_bash(node, "node.sh", desk.root)
-    assert " tasks_per_node= #" in desk.scripts(JOB, *SRUN[1:])[0]
+    assert "tasks_per_node" not in desk.scripts(JOB, *SRUN[1:])[0]
 
 
 def test_plan_shows_the_command_and_what_this_mode_lacks(desk: Desk) -> None:

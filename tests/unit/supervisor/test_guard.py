@@ -23,7 +23,7 @@ from slurmddp.supervisor import requeue, stopping
 from slurmddp.supervisor.brain.types import NEXT, Decision, Ledger, Settings
 from slurmddp.supervisor.folder import PATIENCE, Unavailable
 from slurmddp.supervisor.guard import Guard, Over
-from slurmddp.supervisor.values import Values, read
+from slurmddp.supervisor.values import OPTIONAL, Values, read
 from tests.helpers import Desk, make_code, supervisor
 from tests.unit.supervisor.test_supervisor_folder import python as python
 
@@ -154,7 +154,8 @@ def test_a_purged_copy_of_the_code_stops_it_not(killed: Killed) -> None:
 
 
 def test_the_arguments_of_the_supervisor_are_handed_on() -> None:
-    values = Values("/run", "/tmp/x", {"a": "", "b": "c=d"}, ("--exact",), ("-n", "2"))
+    words = dict.fromkeys(OPTIONAL, "") | {"a": "", "b": "c=d"}
+    values = Values("/run", "/tmp/x", words, ("--exact",), ("-n", "2"))
     assert read(values.write()) == values
 
 

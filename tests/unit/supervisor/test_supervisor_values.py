@@ -9,7 +9,7 @@ import pytest
 
 from slurmddp.supervisor.brain.types import Job, Settings
 from slurmddp.supervisor.scheduler import Slurm
-from slurmddp.supervisor.values import Values, read
+from slurmddp.supervisor.values import OPTIONAL, Values, read
 
 WORDS = {
     "scheduler": "slurm", "own_script": "yes", "requeue_policy": "chain", "must_save": "", "preflight": "only",
@@ -21,7 +21,8 @@ GIVEN = ["/run/r1/", "/tmp/x", *(f"{name}={text}" for name, text in WORDS.items(
 
 def test_what_job_sh_hands_over_is_read_and_handed_on() -> None:
     found = read([*GIVEN, "--", "--mem=0", "--overlap", "--", "--mpi=none", "--"])
-    assert found == Values("/run/r1", "/tmp/x", WORDS, ("--mem=0", "--overlap"), ("--mpi=none", "--"))
+    words = dict.fromkeys(OPTIONAL, "") | WORDS
+    assert found == Values("/run/r1", "/tmp/x", words, ("--mem=0", "--overlap"), ("--mpi=none", "--"))
     assert read(found.write()) == found
     assert read(GIVEN)[3:] == ((), ()) and read([*GIVEN, "--", "--mem=0"])[3:] == (("--mem=0",), ())
     assert (found.number("breaker"), found.number("cancel_grace")) == (4, None)
