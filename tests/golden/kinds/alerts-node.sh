@@ -66,27 +66,21 @@ export APPTAINERENV_SLURMDDP_STOP_FILE="$run/stop"
 export APPTAINERENV_SLURMDDP_PROGRESS_FILE="$run/progress"
 export APPTAINERENV_SLURMDDP_NO_PROGRESS=3
 export APPTAINERENV_PYTHONPATH="$code"
-# the interface between the nodes; a single node needs none
-export APPTAINERENV_GLOO_SOCKET_IFNAME="$gloo_interface"
-# python: unbuffered logs
-export APPTAINERENV_PYTHONUNBUFFERED=1
-# the image's own packages, not those of ~/.local
-export APPTAINERENV_PYTHONNOUSERSITE=1
-# cores for each rank
-export APPTAINERENV_OMP_NUM_THREADS=4
+export APPTAINERENV_GLOO_SOCKET_IFNAME="$gloo_interface" # the interface between the nodes; a single node needs none
+export APPTAINERENV_PYTHONUNBUFFERED=1 # python: unbuffered logs
+export APPTAINERENV_PYTHONNOUSERSITE=1 # the image's own packages, not those of ~/.local
+export APPTAINERENV_OMP_NUM_THREADS=4 # cores for each rank
 # flight recorder: what each rank was doing when a collective hung
 export APPTAINERENV_TORCH_FR_BUFFER_SIZE=2000
 export APPTAINERENV_TORCH_FR_DUMP_TEMP_FILE="$logs"/flight_recorder/rank_
 export APPTAINERENV_TORCH_NCCL_DEBUG_INFO_TEMP_FILE="$logs"/flight_recorder/rank_
 export APPTAINERENV_TORCH_NCCL_DUMP_ON_TIMEOUT=1
 export APPTAINERENV_TORCH_NCCL_ASYNC_ERROR_HANDLING=3
-# downloads, outside the home folder
-export APPTAINERENV_HF_HOME=/home/alice/.cache/slurmddp/huggingface
+export APPTAINERENV_HF_HOME=/home/alice/.cache/slurmddp/huggingface # downloads, outside the home folder
 # compilers' caches, on the node's own disk
 export APPTAINERENV_TRITON_CACHE_DIR="$scratch"/triton
 export APPTAINERENV_TORCHINDUCTOR_CACHE_DIR="$scratch"/inductor
-# network
-export APPTAINERENV_NCCL_SOCKET_IFNAME=ib0
+export APPTAINERENV_NCCL_SOCKET_IFNAME=ib0 # network
 
 run_step # the preflight and the measurement of the network run here and exit
 exec "${container[@]}" "${torchrun[@]}" "${program[@]}"

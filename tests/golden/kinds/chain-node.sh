@@ -66,15 +66,11 @@ export APPTAINERENV_SLURMDDP_STOP_FILE="$run/stop"
 export APPTAINERENV_SLURMDDP_PROGRESS_FILE="$run/progress"
 export APPTAINERENV_SLURMDDP_NO_PROGRESS=3
 export APPTAINERENV_PYTHONPATH="$code"
-# the interface between the nodes; a single node needs none
-export APPTAINERENV_GLOO_SOCKET_IFNAME="$gloo_interface"
+export APPTAINERENV_GLOO_SOCKET_IFNAME="$gloo_interface" # the interface between the nodes; a single node needs none
 pass_gpus # the GPUs of this job
-# python: unbuffered logs
-export APPTAINERENV_PYTHONUNBUFFERED=1
-# the image's own packages, not those of ~/.local
-export APPTAINERENV_PYTHONNOUSERSITE=1
-# cores for each rank
-export APPTAINERENV_OMP_NUM_THREADS=8
+export APPTAINERENV_PYTHONUNBUFFERED=1 # python: unbuffered logs
+export APPTAINERENV_PYTHONNOUSERSITE=1 # the image's own packages, not those of ~/.local
+export APPTAINERENV_OMP_NUM_THREADS=8 # cores for each rank
 # flight recorder: what each rank was doing when a collective hung (both the old and the new names)
 export APPTAINERENV_TORCH_FR_BUFFER_SIZE=2000
 export APPTAINERENV_TORCH_NCCL_TRACE_BUFFER_SIZE=2000

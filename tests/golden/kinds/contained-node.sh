@@ -72,15 +72,11 @@ export SINGULARITYENV_SLURMDDP_STOP_FILE="$run/stop"
 export SINGULARITYENV_SLURMDDP_PROGRESS_FILE="$run/progress"
 export SINGULARITYENV_SLURMDDP_NO_PROGRESS=3
 export SINGULARITYENV_PYTHONPATH="$code"
-# the interface between the nodes; a single node needs none
-export SINGULARITYENV_GLOO_SOCKET_IFNAME="$gloo_interface"
+export SINGULARITYENV_GLOO_SOCKET_IFNAME="$gloo_interface" # the interface between the nodes; a single node needs none
 pass_gpus # the GPUs of this job
-# python: unbuffered logs
-export SINGULARITYENV_PYTHONUNBUFFERED=1
-# the image's own packages, not those of ~/.local
-export SINGULARITYENV_PYTHONNOUSERSITE=1
-# cores for each rank
-export SINGULARITYENV_OMP_NUM_THREADS=7
+export SINGULARITYENV_PYTHONUNBUFFERED=1 # python: unbuffered logs
+export SINGULARITYENV_PYTHONNOUSERSITE=1 # the image's own packages, not those of ~/.local
+export SINGULARITYENV_OMP_NUM_THREADS=7 # cores for each rank
 # flight recorder: what each rank was doing when a collective hung (both the old and the new names)
 export SINGULARITYENV_TORCH_FR_BUFFER_SIZE=2000
 export SINGULARITYENV_TORCH_NCCL_TRACE_BUFFER_SIZE=2000
@@ -88,8 +84,7 @@ export SINGULARITYENV_TORCH_FR_DUMP_TEMP_FILE="$logs"/flight_recorder/rank_
 export SINGULARITYENV_TORCH_NCCL_DEBUG_INFO_TEMP_FILE="$logs"/flight_recorder/rank_
 export SINGULARITYENV_TORCH_NCCL_DUMP_ON_TIMEOUT=1
 export SINGULARITYENV_TORCH_NCCL_ASYNC_ERROR_HANDLING=3
-# downloads, outside the home folder
-export SINGULARITYENV_HF_HOME=/scratch/cache/huggingface
+export SINGULARITYENV_HF_HOME=/scratch/cache/huggingface # downloads, outside the home folder
 # compilers' caches, on the node's own disk
 export SINGULARITYENV_TRITON_CACHE_DIR="$scratch"/triton
 export SINGULARITYENV_TORCHINDUCTOR_CACHE_DIR="$scratch"/inductor

@@ -57,12 +57,9 @@ export SLURMDDP_STOP_FILE="$run/stop"
 export SLURMDDP_PROGRESS_FILE="$run/progress"
 export SLURMDDP_NO_PROGRESS=3
 export PYTHONPATH="$code":/own
-# the interface between the nodes; a single node needs none
-export GLOO_SOCKET_IFNAME="$gloo_interface"
-# python: unbuffered logs
-export PYTHONUNBUFFERED=1
-# cores for each rank
-export OMP_NUM_THREADS=1
+export GLOO_SOCKET_IFNAME="$gloo_interface" # the interface between the nodes; a single node needs none
+export PYTHONUNBUFFERED=1 # python: unbuffered logs
+export OMP_NUM_THREADS=1 # cores for each rank
 # flight recorder: what each rank was doing when a collective hung
 export TORCH_FR_BUFFER_SIZE=2000
 export TORCH_FR_DUMP_TEMP_FILE="$logs"/flight_recorder/rank_

@@ -61,12 +61,9 @@ export SLURMDDP_STOP_FILE="$run/stop"
 export SLURMDDP_PROGRESS_FILE="$run/progress"
 export SLURMDDP_NO_PROGRESS=3
 export PYTHONPATH="$code":/home/alice/project${PYTHONPATH:+:"$PYTHONPATH"}
-# the interface between the nodes; a single node needs none
-export GLOO_SOCKET_IFNAME="$gloo_interface"
-# python: unbuffered logs
-export PYTHONUNBUFFERED=1
-# cores for each rank
-export OMP_NUM_THREADS=1
+export GLOO_SOCKET_IFNAME="$gloo_interface" # the interface between the nodes; a single node needs none
+export PYTHONUNBUFFERED=1 # python: unbuffered logs
+export OMP_NUM_THREADS=1 # cores for each rank
 # flight recorder: what each rank was doing when a collective hung
 export TORCH_FR_BUFFER_SIZE=2000
 export TORCH_FR_DUMP_TEMP_FILE="$logs"/flight_recorder/rank_
@@ -76,10 +73,8 @@ export TORCH_NCCL_ASYNC_ERROR_HANDLING=3
 # compilers' caches, on the node's own disk
 export TRITON_CACHE_DIR="$scratch"/triton
 export TORCHINDUCTOR_CACHE_DIR="$scratch"/inductor
-# a thread in each rank watches the script; train.observe: off turns it off
-export SLURMDDP_OBSERVE='{"hang": 120, "restart": false}'
-# where the script saves, and the arguments with which it loads its newest save
-export SLURMDDP_RESUME='{"watch": [], "args": []}'
+export SLURMDDP_OBSERVE='{"hang": 120, "restart": false}' # a thread in each rank watches the script; train.observe: off turns it off
+export SLURMDDP_RESUME='{"watch": [], "args": []}' # where the script saves, and the arguments with which it loads its newest save
 
 run_step # the preflight and the measurement of the network run here and exit
 exec "${torchrun[@]}" "${program[@]}"

@@ -66,15 +66,11 @@ export SINGULARITYENV_SLURMDDP_STOP_FILE="$run/stop"
 export SINGULARITYENV_SLURMDDP_PROGRESS_FILE="$run/progress"
 export SINGULARITYENV_SLURMDDP_NO_PROGRESS=3
 export SINGULARITYENV_PYTHONPATH="$code"
-# the interface between the nodes; a single node needs none
-export SINGULARITYENV_GLOO_SOCKET_IFNAME="$gloo_interface"
+export SINGULARITYENV_GLOO_SOCKET_IFNAME="$gloo_interface" # the interface between the nodes; a single node needs none
 pass_gpus # the GPUs of this job
-# python: unbuffered logs
-export SINGULARITYENV_PYTHONUNBUFFERED=1
-# the image's own packages, not those of ~/.local
-export SINGULARITYENV_PYTHONNOUSERSITE=1
-# cores for each rank
-export SINGULARITYENV_OMP_NUM_THREADS=8
+export SINGULARITYENV_PYTHONUNBUFFERED=1 # python: unbuffered logs
+export SINGULARITYENV_PYTHONNOUSERSITE=1 # the image's own packages, not those of ~/.local
+export SINGULARITYENV_OMP_NUM_THREADS=8 # cores for each rank
 # flight recorder: what each rank was doing when a collective hung (both the old and the new names)
 export SINGULARITYENV_TORCH_FR_BUFFER_SIZE=2000
 export SINGULARITYENV_TORCH_NCCL_TRACE_BUFFER_SIZE=2000

@@ -78,18 +78,13 @@ export SINGULARITYENV_SLURMDDP_STOP_FILE="$run/stop"
 # the progress file (your own script may write its step there), and after how many failures without progress the run stops
 export SINGULARITYENV_SLURMDDP_PROGRESS_FILE="$run/progress"
 export SINGULARITYENV_SLURMDDP_NO_PROGRESS=3
-# the checkpoints of the runs that this one continues, newest first, for slurmddp.runtime's Checkpointer
-export SINGULARITYENV_SLURMDDP_RESUME_FROM=/runs/own-1/checkpoints:/runs/own-0/checkpoints
+export SINGULARITYENV_SLURMDDP_RESUME_FROM=/runs/own-1/checkpoints:/runs/own-0/checkpoints # the checkpoints of the runs that this one continues, newest first, for slurmddp.runtime's Checkpointer
 export SINGULARITYENV_PYTHONPATH="$code":"$run"/code/project:'/own lib'
-# the interface between the nodes; a single node needs none
-export SINGULARITYENV_GLOO_SOCKET_IFNAME="$gloo_interface"
+export SINGULARITYENV_GLOO_SOCKET_IFNAME="$gloo_interface" # the interface between the nodes; a single node needs none
 pass_gpus # the GPUs of this job
-# python: unbuffered logs
-export SINGULARITYENV_PYTHONUNBUFFERED=1
-# the image's own packages, not those of ~/.local
-export SINGULARITYENV_PYTHONNOUSERSITE=1
-# cores for each rank
-export SINGULARITYENV_OMP_NUM_THREADS=8
+export SINGULARITYENV_PYTHONUNBUFFERED=1 # python: unbuffered logs
+export SINGULARITYENV_PYTHONNOUSERSITE=1 # the image's own packages, not those of ~/.local
+export SINGULARITYENV_OMP_NUM_THREADS=8 # cores for each rank
 # flight recorder: what each rank was doing when a collective hung (both the old and the new names)
 export SINGULARITYENV_TORCH_FR_BUFFER_SIZE=2000
 export SINGULARITYENV_TORCH_NCCL_TRACE_BUFFER_SIZE=2000
@@ -97,17 +92,13 @@ export SINGULARITYENV_TORCH_FR_DUMP_TEMP_FILE="$logs"/flight_recorder/rank_
 export SINGULARITYENV_TORCH_NCCL_DEBUG_INFO_TEMP_FILE="$logs"/flight_recorder/rank_
 export SINGULARITYENV_TORCH_NCCL_DUMP_ON_TIMEOUT=1
 export SINGULARITYENV_TORCH_NCCL_ASYNC_ERROR_HANDLING=3
-# downloads, outside the home folder
-export SINGULARITYENV_HF_HOME="\$SCRATCH/slurmddp/cache/huggingface"
+export SINGULARITYENV_HF_HOME="\$SCRATCH/slurmddp/cache/huggingface" # downloads, outside the home folder
 # compilers' caches, on the node's own disk
 export SINGULARITYENV_TRITON_CACHE_DIR="$scratch"/triton
 export SINGULARITYENV_TORCHINDUCTOR_CACHE_DIR="$scratch"/inductor
-# a thread in each rank watches the script; train.observe: off turns it off
-export SINGULARITYENV_SLURMDDP_OBSERVE='{"hang": 120, "restart": false}'
-# where the script saves, and the arguments with which it loads its newest save
-export SINGULARITYENV_SLURMDDP_RESUME='{"watch": [], "args": []}'
-# the job's own
-export SINGULARITYENV_WANDB_MODE=offline
+export SINGULARITYENV_SLURMDDP_OBSERVE='{"hang": 120, "restart": false}' # a thread in each rank watches the script; train.observe: off turns it off
+export SINGULARITYENV_SLURMDDP_RESUME='{"watch": [], "args": []}' # where the script saves, and the arguments with which it loads its newest save
+export SINGULARITYENV_WANDB_MODE=offline # the job's own
 
 run_step # the preflight and the measurement of the network run here and exit
 exec "${container[@]}" "${torchrun[@]}" "${program[@]}"

@@ -428,6 +428,12 @@ def test_a_mount_that_is_dead_holds_nothing_up(node: Node) -> None:
     assert ": cannot bind /dead/one (no answer), /dead/two (no answer) - mount or create it" in complaint
 
 
+def test_a_check_that_breaks_is_named(node: Node) -> None:
+    node.change_functions("lacks, patience = [], 10.0", "lacks, patience = 1 / 0", "supervisor/node_checks.py")
+    complaint, left = preflight(node, node.script())
+    assert "ZeroDivisionError" in complaint and left == ["cannot check mounts: its log says why"]
+
+
 def test_with_all_binds_there_the_preflight_goes_on(node: Node) -> None:
     image = node.desk.write("image.sif", SIF)
     options = ('container.binds=["/usr:/host:ro"]', "train.data.path=/etc", f"container.image={image}")

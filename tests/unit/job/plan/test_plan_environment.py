@@ -58,7 +58,7 @@ def test_the_user_s_variables_come_last_and_win(desk: Desk) -> None:
     lines = [
         line for line in desk.scripts(LM_JOB, "environment.OMP_NUM_THREADS=1")[1].splitlines() if "OMP_NUM" in line
     ]
-    assert lines[-1] == "export APPTAINERENV_OMP_NUM_THREADS=1"
+    assert lines[-1] == "export APPTAINERENV_OMP_NUM_THREADS=1 # the job's own"
 
 
 def test_an_interface_is_nccl_s_unless_its_own_variable_is_set(desk: Desk) -> None:
@@ -70,7 +70,7 @@ def test_an_interface_is_nccl_s_unless_its_own_variable_is_set(desk: Desk) -> No
 def test_the_user_s_gloo_interface_goes_over_ours(desk: Desk) -> None:
     options = ("resources.nodes=2", "network.variables.GLOO_SOCKET_IFNAME=mine")
     lines = [line for line in desk.scripts(LM_JOB, *options)[1].splitlines() if "GLOO_SOCKET_IFNAME" in line]
-    assert lines[-1] == "export APPTAINERENV_GLOO_SOCKET_IFNAME=mine"
+    assert lines[-1] == "export APPTAINERENV_GLOO_SOCKET_IFNAME=mine # network"
 
 
 def test_home_s_own_packages_are_kept_out_of_a_container_only(desk: Desk) -> None:
