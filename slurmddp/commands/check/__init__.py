@@ -10,6 +10,7 @@ import typer
 
 from slurmddp.commands import options as opt
 from slurmddp.commands.check import nodes
+from slurmddp.commands.check import rehearse as rehearsals
 from slurmddp.commands.check import script as scripts
 from slurmddp.commands.check.job import examine
 from slurmddp.commands.check.useful_share import useful_share_lines
@@ -53,8 +54,8 @@ def check(
         bool,
         typer.Option(
             "--rehearse",
-            help="Submit the job and break it: does it survive its time limit and a crashed rank?",
-            rich_help_panel=_NODES,
+            help="Break it: does it survive its time limit and a crashed rank? Your own script: on this machine, in "
+            "about a minute; a bundled task: as a job",
         ),
     ] = False,
     script: Annotated[
@@ -138,7 +139,7 @@ def check(
     elif mode == "--preflight":
         severities = nodes.preflight(request, as_json=as_json)
     elif mode == "--rehearse":
-        severities = nodes.rehearse(request, as_json=as_json)
+        severities = rehearsals.rehearse(request, as_json=as_json)
     elif shows_part:
         if as_json:
             raise UserError(f"--json does not go with {mode}", todo="submit --dry-run --json has the scripts")

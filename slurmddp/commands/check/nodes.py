@@ -142,12 +142,6 @@ def _refuse(prepared: Prepared) -> None:
         raise UserError(
             f"site {plan.site.name} has no Slurm, so nothing would requeue the job", todo="use a cluster's site"
         )
-    if not prepared.resolved.job.train.task:
-        raise UserError(
-            "only jobs with train.task can be rehearsed: slurmddp cannot set the steps of your own script",
-            where=prepared.resolved.location("train", "script"),
-            todo="to test the cluster, rehearse a job with `train: {task: lm}`, your image and your nodes",
-        )
 
 
 class Rehearsal:

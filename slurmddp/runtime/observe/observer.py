@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurmddp.records.rehearsal import REQUEST
 from slurmddp.runtime import environment
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.errors import UserError
@@ -52,7 +53,12 @@ def start(environ: Mapping[str, str] = os.environ) -> None:
     try:
         known = json.loads(environ["SLURMDDP_OBSERVE"])
         settings = Settings(**{name: known[name] for name in Settings.__annotations__ if name in known})
-        observer = Observer(environment.read(environ), settings, RunFolder(Path(environ["SLURMDDP_RUN"])))
+        env, folder = environment.read(environ), RunFolder(Path(environ["SLURMDDP_RUN"]))
+        if (folder.path / REQUEST).exists():
+            from slurmddp.runtime.observe import rehearsal
+
+            rehearsal.start(env, folder)
+        observer = Observer(env, settings, folder)
         observer.start()
         atexit.register(observer.close)
     except (KeyError, ValueError, TypeError, AttributeError, UserError, OSError, RuntimeError, ImportError) as error:

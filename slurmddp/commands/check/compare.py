@@ -1,0 +1,134 @@
+"""What the starts of a rehearsal have in common: where each began, and whether it then did the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from slurmddp.records.rehearsal import Line
+
+#: Relative difference up to which parameters and losses are the same but for rounding.
+_ROUNDING = 1e-5
+
+
+class Outcome(NamedTuple):
+    """resumes: whether the start went on from a save; None: not known. not_compared: what could not be, and why."""
+
+    resumes: bool | None
+    text: str
+    not_compared: tuple[str, ...] = ()
+
+
+class Start:
+    """What rank 0 saw in one start. states: by steps done. acted: when it was killed, or asked to stop."""
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self.states = {line.step: line for line in lines if line.hash}
+        self.steps = max(self.states, default=0)
+        self.saves = [line.step for line in lines if line.saved]
+        self.acted = next((line.step for line in lines if line.acted), None)
+
+    @property
+    def first_save(self) -> int | None:
+        """Return the steps done at the first save; None without one."""
+        return self.saves[0] if self.saves else None
+
+    def began_at(self, earlier: Start) -> int | None:
+        """Return the step of an earlier start whose parameters this one began with; None if there is none."""
+        if 0 not in self.states:
+            return None
+        same = [step for step, line in earlier.states.items() if line.hash == self.states[0].hash]
+        # A schedule may begin with a rate of 0: what is as good as the beginning is the beginning.
+        return 0 if 0 in same else max(same, default=None)
+
+
+def difference(one: Line, other: Line) -> float:
+    """Return how much the parameters of two lines differ, relative to their size; 0.0 for the same."""
+    if one.hash == other.hash:
+        return 0.0
+    if len(one.sample) != len(other.sample):
+        return float("inf")
+    size = max(map(abs, one.sample), default=0.0) or 1.0
+    worst = max((abs(a - b) for a, b in zip(one.sample, other.sample, strict=True)), default=float("inf"))
+    return max(worst / size, 1e-16)  # what is not noted of them differs
+
+
+def resumed(undisturbed: Start, killed: Start, again: Start, seen: str) -> Outcome:
+    """Say what a start after SIGKILL did. seen: what the observer said that it went on from; empty if nothing."""
+    head = f"Killed after step {killed.acted}, "
+    if not again.states:
+        return Outcome(None, f"{head}it made no step when it was started again.")
+    saves = "" if killed.saves else ": it had saved nothing that torch.save writes"
+    began = again.began_at(killed)
+    if began is None and killed.states[0].hash != undisturbed.states[0].hash:
+        why = "the parameters before step 1 differ from start to start: without a seed, it is not known where it began"
+        if seen == "from zero":
+            return Outcome(False, f"{head}it began at step 0 again{saves}.", (why,))
+        return Outcome(None, f"{head}it began with other parameters than those of any step.", (why,))
+    if began is None:
+        return Outcome(None, f"{head}it began with parameters that it had after no step: where it resumed is unknown.")
+    if began == 0:
+        return Outcome(False, f"{head}it began at step 0 again{saves}.")
+    text, missing = _same_after(undisturbed, killed, again, began)
+    return Outcome(True, f"{head}it resumed at step {began}{text}", missing)
+
+
+def _same_after(undisturbed: Start, killed: Start, again: Start, began: int) -> tuple[str, tuple[str, ...]]:
+    """Compare the steps after a resume with those of the starts before. Return the text and what is missing."""
+    acted = killed.acted or 0
+    apart = difference(killed.states[acted], undisturbed.states[acted]) if acted in undisturbed.states else None
+    known = dict(killed.states)
+    missing = []
+    if apart is not None and apart < 1e-3:
+        known = {**undisturbed.states, **known}
+    else:
+        missing.append(f"steps after {acted}: two undisturbed starts differ, so there is nothing to compare them with")
+    pairs = [(line, known[began + step]) for step, line in again.states.items() if step and began + step in known]
+    if not pairs:
+        return ".", (*missing, f"the steps after {began}: none was made twice")
+    losses = [abs(one.loss - two.loss) / max(abs(two.loss), 1e-12) for one, two in pairs
+              if one.loss is not None and two.loss is not None]  # fmt: skip
+    if not losses:
+        missing.append("losses: none was seen (a script that calls Tensor.backward on one number shows it)")
+    what = "parameters and losses" if losses else "parameters"
+    last, rounding = began + pairs[-1][0].step, max(_ROUNDING, 10 * (apart or 0.0))
+    worst = max(difference(*pairs[-1]), max(losses, default=0.0))
+    if worst == 0:
+        return f"; its {what} up to step {last} are the same as without the kill.", tuple(missing)
+    if worst <= rounding:
+        return f"; its {what} up to step {last} are the same up to rounding ({worst:.0e}).", tuple(missing)
+    if losses and losses[0] > rounding:
+        why = f"the loss of step {began + 1} differs by {losses[0]:.0%}: other data, or other random states"
+    else:
+        why = f"the parameters of step {last} differ by {worst:.0e}: the optimizer's or the schedule's state, or the data"
+    return f", but went on differently: {why}.", tuple(missing)
+
+
+def stopped(start: Start, again: Start | None, *, terminated: bool) -> Outcome:
+    """Say what a start did that was asked to stop. again: the next one. terminated: whether it had to be ended."""
+    if start.acted is None:
+        return Outcome(None, "It was not asked to stop: it ended before.", ("the request to stop",))
+    head = f"Asked to stop after step {start.acted}, "
+    lost = start.steps - max(start.saves, default=0)
+    if terminated:
+        return Outcome(False, f"{head}it did not exit by itself: {lost} steps since its last save were lost.")
+    missing = ()
+    if again is None or not again.steps:
+        missing = ("whether it stopped because it was asked: no later start made a step",)
+    if not lost:
+        return Outcome(True, f"{head}it saved at step {start.steps} and exited.", missing)
+    return Outcome(False, f"{head}it exited at step {start.steps} without a save: {lost} steps were lost.", missing)
+
+
+def halved(start: Start, again: Start | None, ranks: int, why: str) -> Outcome:
+    """Say what the start after the stop did on fewer ranks. why: it made no step."""
+    if again is None or 0 not in again.states:
+        return Outcome(None, f"On {ranks} rank{'s' * (ranks > 1)}: {why}.")
+    head = f"On {ranks} rank{'s' * (ranks > 1)}, "
+    if again.states[0].part:
+        text = "each rank has a part of the parameters, so those of other numbers of ranks cannot be compared"
+        return Outcome(None, f"{head}it trains; from which step is unknown.", (text,))
+    began = again.began_at(start)
+    if began is None:
+        return Outcome(None, f"{head}it began with parameters that it had after no step.")
+    return Outcome(began > 0, f"{head}it {'resumed' if began else 'began'} at step {began}{' again' * (not began)}.")

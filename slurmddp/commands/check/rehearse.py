@@ -1,0 +1,265 @@
+"""`slurmddp check --rehearse` of a script of the user's own: it is run, killed, stopped and started again on this
+machine.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from slurmddp.commands import options as opt
+from slurmddp.commands.check import nodes
+from slurmddp.commands.check.compare import Outcome, Start, halved, resumed, stopped
+from slurmddp.errors import SlurmddpError
+from slurmddp.job.resolve import Request
+from slurmddp.launch.prepare import Prepared, prepare
+from slurmddp.launch.problems import refuse_problems
+from slurmddp.launch.submit import make_run_folder
+from slurmddp.launch.workdir import files_before
+from slurmddp.launch.write import run_files
+from slurmddp.records.events import Event, newest, of
+from slurmddp.records.job_events import RanksTerminated
+from slurmddp.records.rank_events import Restarted
+from slurmddp.records.rehearsal import KILL, REQUEST, STARTS, STOP, Order, Verdict, read_lines
+from slurmddp.run import rehearsed, snapshot
+from slurmddp.run.cause import find_cause
+from slurmddp.run.create import make_folder, write_file
+from slurmddp.run.events import read_events
+from slurmddp.run.gate import OwnRun
+from slurmddp.visible import one_line
+
+#: Batches that an epoch has, and steps after the first save until the script is killed or asked to stop; and then, to
+#: compare. Where it saves nothing: the step at which it is killed.
+_BATCHES, _AFTER, _COMPARED, _UNSAVED = 8, 3, 5, 6
+#: Seconds until the first step, and from there until the first save.
+_START, _SAVE = 300.0, 45.0
+_LOOK_EVERY = 0.2
+#: Files of the working directory: up to this size, each start gets a copy, else a link; up to so many; and saves, which
+#: it does not get, unless an argument names them.
+_COPIED, _MOST = 2**20, 5000
+_SAVES = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".distcp")
+
+
+class _Run:
+    """One run folder of the rehearsal, in which the ranks may be started several times."""
+
+    def __init__(self, rehearsal: Rehearsal, name: str, order: Order) -> None:
+        self.rehearsal, self.order = rehearsal, order
+        workdir = rehearsal.workdir(name)
+        self._options = [] if workdir is None else [("train.workdir", str(workdir), "the rehearsal's train.workdir")]
+        prepared = self._prepared(rehearsal.ranks)
+        self.folder: OwnRun = make_run_folder(prepared, [], files=files_before(prepared))
+        self._write(REQUEST, order.text())
+
+    def _prepared(self, ranks: int) -> Prepared:
+        ranks_option = ("resources.ranks_per_node", str(ranks), "the rehearsal's ranks")
+        prepared = prepare(self.rehearsal.request.adding(*self._options, ranks_option))
+        refuse_problems(prepared)
+        return prepared._replace(plan=prepared.plan._replace(alerts=None))
+
+    def _write(self, name: str, text: str) -> None:
+        write_file(self.folder.path / name, text.encode(), mode=0o755 if name.endswith(".sh") else 0o644)
+
+    def with_ranks(self, ranks: int) -> None:
+        """Have the next start use so many ranks, and end no sooner than it does by itself."""
+        for name, text in run_files(self._prepared(ranks), self.folder.id).items():
+            (self.folder.path / name).unlink(missing_ok=True)
+            self._write(name, text)
+
+    def start(self, enough: Callable[[list[Start]], bool], patience: float) -> bool:
+        """Start the job, and kill it once that is enough, or nothing more is to be expected. patience: seconds after
+        the first step. Return whether it exited by itself.
+        """
+        known = len(self.starts())
+        with self.folder.job_log.open("ab") as log:
+            command = ("bash", str(self.folder.job_sh), str(self.folder.path))
+            job = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                cwd=self.rehearsal.root,
+            )  # fmt: skip
+        began = time.monotonic()
+        until = began + _START
+        try:
+            while job.poll() is None:
+                time.sleep(_LOOK_EVERY)
+                starts = self.starts()[known:]
+                if starts and starts[0].steps and until == began + _START:
+                    until = time.monotonic() + patience
+                if enough(starts) or time.monotonic() > until:
+                    return False
+            return True
+        finally:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGKILL)
+                job.wait()
+
+    def starts(self) -> list[Start]:
+        """Return what rank 0 noted in each start so far, the oldest first."""
+        paths = sorted((self.folder.path / STARTS).glob("*.jsonl"))
+        return [Start(read_lines(path.read_bytes())) for path in paths]
+
+    def events(self) -> Sequence[Event]:
+        """Return the events of all starts."""
+        return read_events(self.folder.events, self.folder.path).records
+
+    @property
+    def code_hash(self) -> str:
+        """Return the hash of the code that ran."""
+        return snapshot.code_hash(self.folder.code)
+
+    def why(self) -> str:
+        """Return why the job failed."""
+        cause = find_cause(self.folder, None)
+        return f"{one_line(cause.line_with_log())}" if cause else f"see {self.folder.job_log}"
+
+
+class Result(NamedTuple):
+    """not_compared: what could not be, and why."""
+
+    verdict: Verdict
+    not_compared: tuple[str, ...]
+    code_hash: str
+
+
+class NotRehearsedError(SlurmddpError):
+    """The script could not be rehearsed: it says nothing about whether it resumes."""
+
+
+class Rehearsal:
+    """Runs a script several times in a folder of its own."""
+
+    def __init__(self, request: Request) -> None:
+        prepared = prepare(request)
+        plan, wanted = prepared.plan, prepared.resolved.job.resources.ranks_per_node
+        refuse_problems(prepared)
+        self.ranks = plan.nodes.ranks_per_node or 1
+        if not isinstance(wanted, int) and not plan.layout.gpus_per_node:
+            self.ranks = 2
+        self.plan, self._left_out = plan, set(files_before(prepared))
+        self.root = Path(plan.runs_root) / f"rehearsal-{plan.job.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        make_folder(self.root)
+        self.request = request.adding(("paths.runs", str(self.root), "the rehearsal's folder"))
+        self._batches: int | None = _BATCHES
+
+    def workdir(self, name: str) -> Path | None:
+        """Make a working directory like the user's, in which nothing that is written changes theirs. None: the job has
+        one in its run folder.
+        """
+        if not self.plan.workdir.startswith("/"):
+            return None
+        mirrored = self.root / f"work-{name}"
+        _mirror(Path(self.plan.workdir), mirrored, self._skip)
+        return mirrored
+
+    def _skip(self, path: Path) -> bool:
+        named = any(path.name in word for word in self.plan.program.args)
+        save = path.suffix in _SAVES and not named
+        return save or path == Path(self.plan.runs_root) or path.name == ".git" or str(path) in self._left_out
+
+    def order(self, act: str = "", **more: int | None) -> Order:
+        return Order(self._batches, act, keep=self.plan.workdir if self.plan.workdir.startswith("/") else "", **more)
+
+    def run(self) -> Result:
+        """Run A undisturbed, B with a kill, C with a stop and half the ranks. Raises NotRehearsedError, UserError."""
+        undisturbed = self._undisturbed()
+        first = undisturbed.first_save
+        at = None if first is not None else min(_UNSAVED, max(1, undisturbed.steps - 1))
+        after = _AFTER if first is None else max(1, min(_AFTER, undisturbed.steps - first - 1))
+        kill = self._kill(undisturbed, self.order(KILL, after=after, at=at))
+        opt.say(f"  {kill.text}")
+        run = _Run(self, "stop", self.order(STOP, after=after, at=at))
+        run.start(lambda starts: False, 90)
+        start = (run.starts() or [Start([])])[0]
+        terminated = any(True for _ in of(run.events(), RanksTerminated))
+        half = self._half(run, start) if kill.resumes is not False else Outcome(None, "On fewer ranks: not tried.")
+        again = run.starts()[1] if len(run.starts()) > 1 else None
+        stop = stopped(start, again, terminated=terminated)
+        parts = (kill, stop, half)
+        missing = tuple(each for part in parts for each in part.not_compared)
+        return Result(Verdict(kill.resumes, tuple(part.text for part in parts)), missing, run.code_hash)
+
+    def _undisturbed(self) -> Start:
+        for batches in (_BATCHES, None):
+            self._batches = batches
+            run = _Run(self, f"undisturbed-{batches or 'all'}", self.order())
+            over = run.start(_has_enough, _SAVE)
+            start = (run.starts() or [Start([])])[0]
+            if not start.steps:
+                how = run.why() if over else f"no step of a torch optimizer was seen in {_START:.0f} s"
+                raise NotRehearsedError(f"the script cannot be rehearsed: {how}")
+            if not over or (start.first_save or start.steps) < start.steps:
+                break
+        return start
+
+    def _kill(self, undisturbed: Start, order: Order) -> Outcome:
+        run = _Run(self, "kill", order)
+        run.start(lambda starts: len(starts) > 1 and starts[1].steps >= order.after + _COMPARED, _SAVE)
+        starts = run.starts()
+        if not starts or starts[0].acted is None:
+            raise NotRehearsedError(f"the script was not killed: {run.why()}")
+        seen = newest(run.events(), Restarted)
+        return resumed(undisturbed, starts[0], (*starts, Start([]))[1], seen.how if seen else "")
+
+    def _half(self, run: _Run, start: Start) -> Outcome:
+        ranks = max(1, self.ranks // 2)
+        known = len(run.starts())
+        if self.ranks > 1:
+            run.with_ranks(ranks)
+        run.start(lambda starts: bool(starts) and starts[0].steps >= 2, _SAVE)
+        return halved(start, (*run.starts(), None)[known], ranks, run.why())
+
+
+def _has_enough(starts: list[Start]) -> bool:
+    first = starts[0].first_save if starts else None
+    return first is not None and starts[0].steps >= first + _AFTER + _COMPARED
+
+
+def _mirror(source: Path, target: Path, skip: Callable[[Path], bool]) -> None:
+    """Make a folder like another one: small files copied, others and what is too much linked."""
+    made = 0
+    for folder, folders, files in os.walk(source):
+        place = target / os.path.relpath(folder, source)
+        place.mkdir(parents=True, exist_ok=True)
+        known = [path for name in (*files, *folders) if not skip(path := Path(folder, name))]
+        folders[:] = [] if made + len(known) > _MOST else [each for each in folders if Path(folder, each) in known]
+        for path in known:
+            if path.name in folders and not path.is_symlink():
+                continue
+            copied = path.is_file() and path.stat().st_size <= _COPIED
+            if copied:
+                shutil.copy(path, place / path.name)
+            else:
+                (place / path.name).symlink_to(os.path.realpath(path))
+        made += len(known)
+
+
+#: What the rehearsal of an own script changes of its job.
+_CHANGES = {"site": "local", "resources.nodes": "1", "timeouts.stop": "15", "train.observe": "report"}
+
+
+def rehearse(request: Request, *, as_json: bool) -> set[str]:
+    """Rehearse a script of the user's own on this machine, and keep the verdict as evidence. A bundled task is rehearsed
+    as a job. Return the severities.
+    """
+    here = replace(request.adding(*((key, value, f"the rehearsal's {key}") for key, value in _CHANGES.items())), inside=True)
+    if not prepare(here, strict=False).plan.program.own:
+        return nodes.rehearse(request, as_json=as_json)
+    rehearsal = Rehearsal(here)
+    opt.say(f"rehearse {rehearsal.plan.job.name} with {rehearsal.ranks} ranks on this machine, in {rehearsal.root}")
+    result = rehearsal.run()
+    verdict = result.verdict
+    rehearsed.keep(result.code_hash, rehearsal.plan, verdict)
+    good = verdict.resumes is True
+    if good:
+        shutil.rmtree(rehearsal.root, ignore_errors=True)
+    answer = {"schema": 1, **verdict._asdict(), "not_compared": result.not_compared}
+    lines = [*verdict.sentences, *(f"not compared: {each}" for each in result.not_compared)]
+    opt.show(as_json, {**answer, "folder": None if good else str(rehearsal.root)}, [one_line(each) for each in lines])
+    return set() if good else {"error" if verdict.resumes is False else "warning"}

@@ -1,0 +1,94 @@
+"""A rehearsal: what it asks of the ranks, what rank 0 saw at its steps, and what became of a killed script."""
+
+import hashlib
+import json
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from slurmddp.records import json_lines
+from slurmddp.records.values import number, whole
+
+#: In the run folder: the request, and the folder with a file per start of the ranks.
+REQUEST, STARTS = "rehearsal.json", "rehearsal"
+#: In the run folder of a later job: the verdict about the same code and arguments.
+VERDICT = "rehearsed.json"
+KILL, STOP = "kill", "stop"
+
+
+class Order(NamedTuple):
+    """batches: of each data loader per epoch; None: all of them. act: what rank 0 does once, in the first start: KILL
+    itself, or ask for a STOP. after: so many steps after the first save. at: or at this step, if it comes first. keep:
+    a folder of the user's, whose files must stay as they are.
+    """
+
+    batches: Optional[int] = None
+    act: str = ""
+    after: int = 3
+    at: Optional[int] = None
+    keep: str = ""
+
+    def text(self) -> str:
+        return json.dumps(self._asdict())
+
+
+class Line(NamedTuple):
+    """What rank 0 saw after a step of this start; step 0: before the first one.
+
+    hash: of the parameters. sample: some of their values. loss: mean of the losses of this step. part: whether other
+    ranks have other parameters (sharded). saved, acted: a save began, or the order was carried out, after this step;
+    such a line has no hash.
+    """
+
+    step: int
+    hash: str = ""
+    sample: Sequence[float] = ()
+    loss: Optional[float] = None
+    part: bool = False
+    saved: bool = False
+    acted: bool = False
+
+    def line(self) -> bytes:
+        return json_lines.dump(self._asdict())
+
+
+class Verdict(NamedTuple):
+    """resumes: whether a killed script went on from its save; None: not known. sentences: for people."""
+
+    resumes: Optional[bool] = None
+    sentences: Tuple[str, ...] = ()
+
+    def text(self) -> str:
+        return json_lines.dump(dict(self._asdict(), schema=1)).decode("utf-8", "replace")
+
+
+def read_order(text: str) -> Order:
+    """Return what the file asks for. Raises ValueError."""
+    found = json.loads(text)
+    return Order(**{name: found[name] for name in Order._fields})
+
+
+def read_lines(content: bytes) -> "List[Line]":
+    """Return the lines of one start; what is not sound is left out."""
+    records = [json_lines.load(line) for line in content.splitlines()]
+    return [_line(record) for record in records if record is not None and whole(record.get("step")) is not None]
+
+
+def _line(record: Mapping[str, Any]) -> Line:
+    sample = record.get("sample")
+    values = [number(value) for value in sample] if isinstance(sample, list) else []
+    # What is no finite number differs from everything.
+    finite = [float("nan") if value is None else value for value in values]
+    flags = (record.get(name) is True for name in ("part", "saved", "acted"))
+    return Line(whole(record.get("step")) or 0, str(record.get("hash", "")), finite, number(record.get("loss")), *flags)
+
+
+def read_verdict(text: str) -> Verdict:
+    """Return what a verdict says; what is not sound is not known."""
+    found = json_lines.load(text.encode("utf-8", "replace")) or {}
+    resumes, sentences = found.get("resumes"), found.get("sentences")
+    told = tuple(map(str, sentences)) if isinstance(sentences, list) else ()
+    return Verdict(resumes if isinstance(resumes, bool) else None, told)
+
+
+def key_of(code: str, *program: "Sequence[str]") -> str:
+    """Return the name of a verdict: the same for the same code, and the same program with the same arguments."""
+    return hashlib.sha256(json.dumps([code, *program]).encode("utf-8", "replace")).hexdigest()

@@ -1,0 +1,183 @@
+"""What a rehearsal (slurmddp check --rehearse) does in a rank: it ends epochs early, notes the parameters after each
+step, and kills the rank or asks it to stop. The script itself is not changed.
+"""
+
+import ctypes
+import hashlib
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader, dataloader
+
+from slurmddp.records.rehearsal import KILL, REQUEST, STARTS, Line, Order, read_order
+from slurmddp.records.stop import CANCELLED, StopRequest
+from slurmddp.runtime.environment import Environment
+from slurmddp.runtime.watch.process_exit import say
+from slurmddp.shared.files import write_whole
+from slurmddp.shared.run_folder import RunFolder
+
+#: Values of a parameter that are hashed, and that are noted of it: enough to tell two steps of training apart.
+_HASHED, _NOTED, _NOTED_IN_ALL = 4096, 4, 256
+#: Seconds that a save may take in the background before a kill, and per step after a request to stop: a script looks
+#: at the stop file once per second.
+_SETTLE, _PACE = 1.0, 0.25
+
+
+def start(env: Environment, folder: RunFolder) -> None:
+    """Do what the run's rehearsal asks for. A script that could not be guarded does not start."""
+    try:
+        order = read_order((folder.path / REQUEST).read_text(encoding="utf-8"))
+        _Guard(order.keep, folder.path.parent)
+        if order.batches is not None:
+            _end_epochs_after(order.batches)
+        if env.rank == 0:
+            _Recorder(order, folder, f"{env.attempt:03d}-{env.start}")
+    except Exception as error:  # noqa: BLE001 - it must not run over the user's own files
+        say(f"slurmddp: error: this script cannot be rehearsed: {type(error).__name__}: {error}\n")
+        os._exit(1)
+
+
+def _end_epochs_after(batches: int) -> None:
+    """Have each DataLoader end after so many batches, and say so as its length."""
+    iterator: Any = dataloader._BaseDataLoaderIter
+    plain_next, plain_len = iterator.__next__, DataLoader.__len__
+
+    def next_(self: Any) -> Any:
+        if self._num_yielded >= batches:
+            raise StopIteration
+        return plain_next(self)
+
+    iterator.__next__ = next_
+    DataLoader.__len__ = lambda self: min(plain_len(self), batches)  # type: ignore[method-assign]
+
+
+class _Guard:
+    """Refuses what would change the user's own files: in `keep`, all changes of what is there; elsewhere, saves."""
+
+    def __init__(self, keep: str, own: Path) -> None:
+        self._keep, self._own = os.path.realpath(keep) + "/", os.path.realpath(own) + "/"
+        self._free = (os.path.realpath(tempfile.gettempdir()) + "/", "/dev/", "/proc/")
+        plain = torch.save
+
+        def save(obj: Any, f: Any, *args: Any, **options: Any) -> Any:
+            path = f if isinstance(f, (str, os.PathLike)) else getattr(f, "name", None)
+            if isinstance(path, (str, os.PathLike)):
+                real = os.path.realpath(os.fsdecode(path))
+                if not real.startswith(self._own) and (real.startswith(self._keep) or not real.startswith(self._free)):
+                    self._refuse(real)
+            return plain(obj, f, *args, **options)
+
+        torch.save = save
+        sys.addaudithook(self._audit)
+
+    def _audit(self, event: str, args: "tuple[Any, ...]") -> None:
+        if event == "open":
+            changes = isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
+            if changes and isinstance(args[0], (str, bytes, os.PathLike)):
+                self._look(os.path.realpath(os.fsdecode(args[0])))
+        elif event in ("os.remove", "os.rmdir", "os.rename", "os.truncate"):
+            for path in args[:2]:
+                if isinstance(path, (str, bytes, os.PathLike)):
+                    folder, name = os.path.split(os.path.abspath(os.fsdecode(path)))
+                    self._look(os.path.join(os.path.realpath(folder), name))
+
+    def _look(self, path: str) -> None:
+        if path.startswith(self._keep) and not path.startswith(self._own) and os.path.lexists(path):
+            self._refuse(path)
+
+    @staticmethod
+    def _refuse(path: str) -> None:
+        raise PermissionError(
+            f"check --rehearse leaves your files alone, and this script writes {path}: rehearse it with arguments that "
+            "make it save below its working directory or $SLURMDDP_RUN"
+        )
+
+
+class _Recorder:
+    """Rank 0's notes of one start, and what it does in the first one."""
+
+    def __init__(self, order: Order, folder: RunFolder, name: str) -> None:
+        starts = folder.path / STARTS
+        starts.mkdir(exist_ok=True)
+        self._order, self._folder = order, folder
+        self._acts = order.act if not any(starts.iterdir()) else ""
+        self._file = os.open(starts / f"{name}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._optimizer: int | None = None
+        self._step, self._pace = 0, 0.0
+        self._saved: int | None = None
+        self._losses: list[torch.Tensor] = []
+        self._note_losses()
+        self._note_saves()
+        register_optimizer_step_pre_hook(self._before)
+        register_optimizer_step_post_hook(self._after)
+
+    def _note_losses(self) -> None:
+        plain = torch.Tensor.backward
+
+        def backward(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+            if tensor.numel() == 1:
+                self._losses.append(tensor.detach().reshape(()).clone())
+            return plain(tensor, *args, **options)
+
+        torch.Tensor.backward = backward  # type: ignore[method-assign,assignment]
+
+    def _note_saves(self) -> None:
+        plain = torch.save
+
+        def save(*args: Any, **options: Any) -> Any:
+            done = plain(*args, **options)
+            if self._step:
+                self._write(Line(self._step, saved=True))
+                self._saved = self._step if self._saved is None else self._saved
+            return done
+
+        torch.save = save
+
+    def _before(self, optimizer: Optimizer, _args: Any, _options: Any) -> None:
+        if self._optimizer is None:
+            self._optimizer = id(optimizer)
+            self._write(_line(0, optimizer, []))
+
+    def _after(self, optimizer: Optimizer, _args: Any, _options: Any) -> None:
+        if id(optimizer) != self._optimizer:
+            return
+        self._step += 1
+        self._write(_line(self._step, optimizer, self._losses))
+        self._losses.clear()
+        time.sleep(self._pace)
+        saved = None if self._saved is None else self._saved + self._order.after
+        if self._acts and self._step in (self._order.at, saved):
+            self._act()
+
+    def _act(self) -> None:
+        time.sleep(_SETTLE)
+        self._write(Line(self._step, acted=True))
+        if self._acts == KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._acts, self._pace = "", _PACE
+        write_whole(self._folder.stop, StopRequest(CANCELLED).text())
+
+    def _write(self, line: Line) -> None:
+        os.write(self._file, line.line())
+
+
+def _line(step: int, optimizer: Optimizer, losses: "list[torch.Tensor]") -> Line:
+    digest, sample, part = hashlib.sha256(), [], False
+    parameters = [each.detach() for group in optimizer.param_groups for each in group["params"]]
+    for parameter in parameters:
+        if hasattr(parameter, "to_local"):
+            parameter, part = parameter.to_local(), True
+        flat = parameter.reshape(-1)
+        values = flat[:: max(1, flat.numel() // _HASHED)].cpu().contiguous()
+        digest.update(ctypes.string_at(values.data_ptr(), values.nbytes))
+        if len(sample) < _NOTED_IN_ALL:
+            sample += values[:: max(1, values.numel() // _NOTED)].double().tolist()
+    loss = sum(float(each) for each in losses) / len(losses) if losses else None
+    return Line(step, digest.hexdigest()[:16], sample, loss, part)
