@@ -111,20 +111,25 @@ def stopped(start: Start, again: Start | None, *, terminated: bool) -> Outcome:
     head = f"Asked to stop after step {start.acted}, "
     lost = start.steps - max(start.saves, default=0)
     if terminated:
-        return Outcome(False, f"{head}it did not exit by itself: {lost} steps since its last save were lost.")
+        text = f"it went on for {start.steps - start.acted} steps and had to be ended: {_steps(lost)} after its last save"
+        return Outcome(False, f"{head}{text} lost.")
     missing = ()
     if again is None or not again.steps:
         missing = ("whether it stopped because it was asked: no later start made a step",)
     if not lost:
         return Outcome(True, f"{head}it saved at step {start.steps} and exited.", missing)
-    return Outcome(False, f"{head}it exited at step {start.steps} without a save: {lost} steps were lost.", missing)
+    return Outcome(False, f"{head}it exited at step {start.steps} without a save: {_steps(lost)} lost.", missing)
+
+
+def _steps(count: int) -> str:
+    return f"{count} step{'s' * (count != 1)}"
 
 
 def halved(start: Start, again: Start | None, ranks: int, why: str) -> Outcome:
     """Say what the start after the stop did on fewer ranks. why: it made no step."""
+    head = f"Then started on {ranks} rank{'s' * (ranks > 1)}, "
     if again is None or 0 not in again.states:
-        return Outcome(None, f"On {ranks} rank{'s' * (ranks > 1)}: {why}.")
-    head = f"On {ranks} rank{'s' * (ranks > 1)}, "
+        return Outcome(None, f"{head}it made no step: {why}.")
     if again.states[0].part:
         text = "each rank has a part of the parameters, so those of other numbers of ranks cannot be compared"
         return Outcome(None, f"{head}it trains; from which step is unknown.", (text,))

@@ -67,8 +67,9 @@ class _Run:
     def _write(self, name: str, text: str) -> None:
         write_file(self.folder.path / name, text.encode(), mode=0o755 if name.endswith(".sh") else 0o644)
 
-    def with_ranks(self, ranks: int) -> None:
-        """Have the next start use so many ranks, and end no sooner than it does by itself."""
+    def again(self, ranks: int) -> None:
+        """Have the next start use so many ranks, whatever this one was asked for."""
+        self.folder.stop.unlink(missing_ok=True)
         for name, text in run_files(self._prepared(ranks), self.folder.id).items():
             (self.folder.path / name).unlink(missing_ok=True)
             self._write(name, text)
@@ -167,15 +168,15 @@ class Rehearsal:
         return Order(self._batches, act, keep=self.plan.workdir if self.plan.workdir.startswith("/") else "", **more)
 
     def run(self) -> Result:
-        """Run A undisturbed, B with a kill, C with a stop and half the ranks. Raises NotRehearsedError, UserError."""
+        """Run it undisturbed, with a kill, and with a stop and half the ranks. Raises NotRehearsedError, UserError."""
         undisturbed = self._undisturbed()
         first = undisturbed.first_save
         at = None if first is not None else min(_UNSAVED, max(1, undisturbed.steps - 1))
         after = _AFTER if first is None else max(1, min(_AFTER, undisturbed.steps - first - 1))
         kill = self._kill(undisturbed, self.order(KILL, after=after, at=at))
-        opt.say(f"  {kill.text}")
+        opt.say("  asked to stop, then started again on fewer ranks")
         run = _Run(self, "stop", self.order(STOP, after=after, at=at))
-        run.start(lambda starts: False, 90)
+        run.start(lambda starts: False, 2 * _SAVE)
         start = (run.starts() or [Start([])])[0]
         terminated = any(True for _ in of(run.events(), RanksTerminated))
         half = self._half(run, start) if kill.resumes is not False else Outcome(None, "On fewer ranks: not tried.")
@@ -188,6 +189,7 @@ class Rehearsal:
     def _undisturbed(self) -> Start:
         for batches in (_BATCHES, None):
             self._batches = batches
+            opt.say(f"  undisturbed, {f'{batches} batches per epoch' if batches else 'all batches'}")
             run = _Run(self, f"undisturbed-{batches or 'all'}", self.order())
             over = run.start(_has_enough, _SAVE)
             start = (run.starts() or [Start([])])[0]
@@ -199,8 +201,9 @@ class Rehearsal:
         return start
 
     def _kill(self, undisturbed: Start, order: Order) -> Outcome:
+        opt.say("  killed after a save" if order.at is None else f"  killed after step {order.at}")
         run = _Run(self, "kill", order)
-        run.start(lambda starts: len(starts) > 1 and starts[1].steps >= order.after + _COMPARED, _SAVE)
+        run.start(lambda starts: len(starts) > 1 and starts[1].steps >= order.after + _COMPARED, 4 * _SAVE)
         starts = run.starts()
         if not starts or starts[0].acted is None:
             raise NotRehearsedError(f"the script was not killed: {run.why()}")
@@ -210,8 +213,7 @@ class Rehearsal:
     def _half(self, run: _Run, start: Start) -> Outcome:
         ranks = max(1, self.ranks // 2)
         known = len(run.starts())
-        if self.ranks > 1:
-            run.with_ranks(ranks)
+        run.again(ranks)
         run.start(lambda starts: bool(starts) and starts[0].steps >= 2, _SAVE)
         return halved(start, (*run.starts(), None)[known], ranks, run.why())
 
