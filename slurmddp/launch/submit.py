@@ -27,9 +27,10 @@ from slurmddp.launch.problems import refuse_problems
 from slurmddp.launch.quotas import home_warning
 from slurmddp.launch.workdir import files_before, relative_paths, shared_files, workdir_in
 from slurmddp.launch.write import run_files, survey_project
+from slurmddp.records.rehearsal import VERDICT
 from slurmddp.records.submission import now
 from slurmddp.render.scripts import payloads, python_of_submit
-from slurmddp.run import index, manifest, snapshot, submission
+from slurmddp.run import index, manifest, rehearsed, snapshot, submission
 from slurmddp.run.continued import claim
 from slurmddp.run.create import Draft, create, folder_error, shared_folder
 from slurmddp.run.evidence import evidence, evidence_of
@@ -205,7 +206,10 @@ def _fill(
         warnings.extend(found.warnings)
         snapshot.copy_project(found, draft.folder.project, tell)
     files = snapshot.code_files(draft.folder.code)
+    code_hash = snapshot.hash_of_files(files)
     snapshot.write_list(draft.folder, files)
+    if (verdict := rehearsed.find(code_hash, plan)) is not None:
+        draft.write({VERDICT: verdict.text()})
     tell("")
     image = plan.container.image
     set_by = prepared.resolved.layered.origins.items()
@@ -215,7 +219,7 @@ def _fill(
         name=plan.job.name,
         command=redacted(sys.argv, variables.values()),
         project=project,
-        code_hash=snapshot.hash_of_files(files),
+        code_hash=code_hash,
         image=Path(image) if image else None,
         resumed_from=[str(run.path) for run in prepared.resumed.runs],
         more={

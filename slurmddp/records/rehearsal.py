@@ -31,7 +31,7 @@ class Order(NamedTuple):
 
 
 class Line(NamedTuple):
-    """What rank 0 saw after a step of this start; step 0: before the first one.
+    """What rank 0 saw after a step of this start; step 0: before the first one. time: unix seconds.
 
     hash: of the parameters. sample: some of their values. loss: mean of the losses of this step. part: whether other
     ranks have other parameters (sharded). saved, acted: a save began, or the order was carried out, after this step;
@@ -39,6 +39,7 @@ class Line(NamedTuple):
     """
 
     step: int
+    time: float = 0.0
     hash: str = ""
     sample: Sequence[float] = ()
     loss: Optional[float] = None
@@ -78,7 +79,8 @@ def _line(record: Mapping[str, Any]) -> Line:
     # What is no finite number differs from everything.
     finite = [float("nan") if value is None else value for value in values]
     flags = (record.get(name) is True for name in ("part", "saved", "acted"))
-    return Line(whole(record.get("step")) or 0, str(record.get("hash", "")), finite, number(record.get("loss")), *flags)
+    step, time = whole(record.get("step")) or 0, number(record.get("time")) or 0.0
+    return Line(step, time, str(record.get("hash", "")), finite, number(record.get("loss")), *flags)
 
 
 def read_verdict(text: str) -> Verdict:

@@ -12,6 +12,8 @@ from slurmddp.shared.files import text_or_empty, write_whole
 
 def keep(code_hash: str, plan: Plan, verdict: Verdict) -> None:
     """Keep a verdict; it replaces an older one. Raises OSError."""
+    if not _is_hashed(plan):
+        return
     path = _path(code_hash, plan)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, verdict.text())
@@ -19,8 +21,13 @@ def keep(code_hash: str, plan: Plan, verdict: Verdict) -> None:
 
 def find(code_hash: str, plan: Plan) -> Verdict | None:
     """Return the verdict about this program; None if it was not rehearsed."""
-    text = text_or_empty(_path(code_hash, plan)) if plan.program.own else ""
+    text = text_or_empty(_path(code_hash, plan)) if _is_hashed(plan) else ""
     return read_verdict(text) if text else None
+
+
+def _is_hashed(plan: Plan) -> bool:
+    """Return whether the program is a part of the code that is copied and hashed."""
+    return plan.program.own and plan.program.in_snapshot and plan.program.project is not None
 
 
 def _path(code_hash: str, plan: Plan) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from slurmddp.records.rehearsal import Line
@@ -27,6 +28,12 @@ class Start:
         self.steps = max(self.states, default=0)
         self.saves = [line.step for line in lines if line.saved]
         self.acted = next((line.step for line in lines if line.acted), None)
+
+    @property
+    def step_seconds(self) -> float:
+        """Return how long a step took, at most: saves and pauses count, too."""
+        times = [line.time for line in self.states.values()]
+        return max((later - earlier for earlier, later in pairwise(times)), default=0.0)
 
     @property
     def first_save(self) -> int | None:
@@ -100,7 +107,9 @@ def _same_after(undisturbed: Start, killed: Start, again: Start, began: int) -> 
     if losses and losses[0] > rounding:
         why = f"the loss of step {began + 1} differs by {losses[0]:.0%}: other data, or other random states"
     else:
-        why = f"the parameters of step {last} differ by {worst:.0e}: the optimizer's or the schedule's state, or the data"
+        why = (
+            f"the parameters of step {last} differ by {worst:.0e}: the optimizer's or the schedule's state, or the data"
+        )
     return f", but went on differently: {why}.", tuple(missing)
 
 
@@ -110,15 +119,18 @@ def stopped(start: Start, again: Start | None, *, terminated: bool) -> Outcome:
         return Outcome(None, "It was not asked to stop: it ended before.", ("the request to stop",))
     head = f"Asked to stop after step {start.acted}, "
     lost = start.steps - max(start.saves, default=0)
+    since = "after its last save" if start.saves else "(all: it saved nothing)"
     if terminated:
-        text = f"it went on for {start.steps - start.acted} steps and had to be ended: {_steps(lost)} after its last save"
-        return Outcome(False, f"{head}{text} lost.")
+        text = f"it went on for {_steps(start.steps - start.acted)} until it was ended"
+        return Outcome(False, f"{head}{text}: {_steps(lost)} {since} lost.")
     missing = ()
     if again is None or not again.steps:
         missing = ("whether it stopped because it was asked: no later start made a step",)
     if not lost:
         return Outcome(True, f"{head}it saved at step {start.steps} and exited.", missing)
-    return Outcome(False, f"{head}it exited at step {start.steps} without a save: {_steps(lost)} lost.", missing)
+    return Outcome(
+        False, f"{head}it exited at step {start.steps} without a save: {_steps(lost)} {since} lost.", missing
+    )
 
 
 def _steps(count: int) -> str:

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from slurmddp.commands import options as opt
 from slurmddp.commands.check import nodes
 from slurmddp.commands.check.compare import Outcome, Start, halved, resumed, stopped
-from slurmddp.errors import SlurmddpError
+from slurmddp.errors import UserError
 from slurmddp.job.resolve import Request
 from slurmddp.launch.prepare import Prepared, prepare
 from slurmddp.launch.problems import refuse_problems
@@ -41,6 +41,8 @@ _BATCHES, _AFTER, _COMPARED, _UNSAVED = 8, 3, 5, 6
 #: Seconds until the first step, and from there until the first save.
 _START, _SAVE = 300.0, 45.0
 _LOOK_EVERY = 0.2
+#: Seconds, and the longest step four times, that a script has to exit when it is asked to stop.
+_GRACE = 10.0
 #: Files of the working directory: up to this size, each start gets a copy, else a link; up to so many; and saves, which
 #: it does not get, unless an argument names them.
 _COPIED, _MOST = 2**20, 5000
@@ -50,17 +52,21 @@ _SAVES = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".distcp")
 class _Run:
     """One run folder of the rehearsal, in which the ranks may be started several times."""
 
-    def __init__(self, rehearsal: Rehearsal, name: str, order: Order) -> None:
+    def __init__(self, rehearsal: Rehearsal, name: str, order: Order, grace: float = _GRACE) -> None:
+        """grace: seconds that the script has to save and exit when it is asked to stop."""
         self.rehearsal, self.order = rehearsal, order
         workdir = rehearsal.workdir(name)
-        self._options = [] if workdir is None else [("train.workdir", str(workdir), "the rehearsal's train.workdir")]
+        changes = {"timeouts.stop": f"{grace:.0f}"}
+        if workdir is not None:
+            changes["train.workdir"] = str(workdir)
+        self._options = _options(changes)
         prepared = self._prepared(rehearsal.ranks)
         self.folder: OwnRun = make_run_folder(prepared, [], files=files_before(prepared))
         self._write(REQUEST, order.text())
 
     def _prepared(self, ranks: int) -> Prepared:
-        ranks_option = ("resources.ranks_per_node", str(ranks), "the rehearsal's ranks")
-        prepared = prepare(self.rehearsal.request.adding(*self._options, ranks_option))
+        options = [*self._options, *_options({"resources.ranks_per_node": str(ranks)})]
+        prepared = prepare(self.rehearsal.request.adding(*options))
         refuse_problems(prepared)
         return prepared._replace(plan=prepared.plan._replace(alerts=None))
 
@@ -118,7 +124,7 @@ class _Run:
     def why(self) -> str:
         """Return why the job failed."""
         cause = find_cause(self.folder, None)
-        return f"{one_line(cause.line_with_log())}" if cause else f"see {self.folder.job_log}"
+        return one_line(cause.line_with_log()) if cause else f"its log is {self.folder.job_log}"
 
 
 class Result(NamedTuple):
@@ -129,8 +135,8 @@ class Result(NamedTuple):
     code_hash: str
 
 
-class NotRehearsedError(SlurmddpError):
-    """The script could not be rehearsed: it says nothing about whether it resumes."""
+class NotRehearsedError(UserError):
+    """The script could not be rehearsed: whether it resumes is not known."""
 
 
 class Rehearsal:
@@ -146,7 +152,7 @@ class Rehearsal:
         self.plan, self._left_out = plan, set(files_before(prepared))
         self.root = Path(plan.runs_root) / f"rehearsal-{plan.job.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         make_folder(self.root)
-        self.request = request.adding(("paths.runs", str(self.root), "the rehearsal's folder"))
+        self.request = request.adding(*_options({"paths.runs": str(self.root)}))
         self._batches: int | None = _BATCHES
 
     def workdir(self, name: str) -> Path | None:
@@ -175,8 +181,9 @@ class Rehearsal:
         after = _AFTER if first is None else max(1, min(_AFTER, undisturbed.steps - first - 1))
         kill = self._kill(undisturbed, self.order(KILL, after=after, at=at))
         opt.say("  asked to stop, then started again on fewer ranks")
-        run = _Run(self, "stop", self.order(STOP, after=after, at=at))
-        run.start(lambda starts: False, 2 * _SAVE)
+        grace = _GRACE + 4 * undisturbed.step_seconds
+        run = _Run(self, "stop", self.order(STOP, after=after, at=at), grace)
+        run.start(lambda starts: False, 2 * _SAVE + grace)
         start = (run.starts() or [Start([])])[0]
         terminated = any(True for _ in of(run.events(), RanksTerminated))
         half = self._half(run, start) if kill.resumes is not False else Outcome(None, "On fewer ranks: not tried.")
@@ -194,8 +201,8 @@ class Rehearsal:
             over = run.start(_has_enough, _SAVE)
             start = (run.starts() or [Start([])])[0]
             if not start.steps:
-                how = run.why() if over else f"no step of a torch optimizer was seen in {_START:.0f} s"
-                raise NotRehearsedError(f"the script cannot be rehearsed: {how}")
+                how = "it exited" if over else f"{_START:.0f} s passed"
+                raise NotRehearsedError(f"{how} before the first step of a torch optimizer: {run.why()}")
             if not over or (start.first_save or start.steps) < start.steps:
                 break
         return start
@@ -216,6 +223,10 @@ class Rehearsal:
         run.again(ranks)
         run.start(lambda starts: bool(starts) and starts[0].steps >= 2, _SAVE)
         return halved(start, (*run.starts(), None)[known], ranks, run.why())
+
+
+def _options(changes: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    return [(key, value, f"the rehearsal's {key}") for key, value in changes.items()]
 
 
 def _has_enough(starts: list[Start]) -> bool:
@@ -243,14 +254,15 @@ def _mirror(source: Path, target: Path, skip: Callable[[Path], bool]) -> None:
 
 
 #: What the rehearsal of an own script changes of its job.
-_CHANGES = {"site": "local", "resources.nodes": "1", "timeouts.stop": "15", "train.observe": "report"}
+_CHANGES = {"site": "local", "resources.nodes": "1", "train.observe": "report"}
 
 
 def rehearse(request: Request, *, as_json: bool) -> set[str]:
-    """Rehearse a script of the user's own on this machine, and keep the verdict as evidence. A bundled task is rehearsed
-    as a job. Return the severities.
+    """Rehearse a script of the user's own on this machine, and keep the verdict as evidence; a bundled task as a job.
+
+    Return the severities.
     """
-    here = replace(request.adding(*((key, value, f"the rehearsal's {key}") for key, value in _CHANGES.items())), inside=True)
+    here = replace(request.adding(*_options(_CHANGES)), inside=True)
     if not prepare(here, strict=False).plan.program.own:
         return nodes.rehearse(request, as_json=as_json)
     rehearsal = Rehearsal(here)

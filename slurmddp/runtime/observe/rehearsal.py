@@ -134,7 +134,7 @@ class _Recorder:
         def save(*args: Any, **options: Any) -> Any:
             done = plain(*args, **options)
             if self._step:
-                self._write(Line(self._step, saved=True))
+                self._write(Line(self._step, time.time(), saved=True))
                 self._saved = self._step if self._saved is None else self._saved
             return done
 
@@ -158,7 +158,7 @@ class _Recorder:
 
     def _act(self) -> None:
         time.sleep(_SETTLE)
-        self._write(Line(self._step, acted=True))
+        self._write(Line(self._step, time.time(), acted=True))
         if self._acts == KILL:
             os.kill(os.getpid(), signal.SIGKILL)
         self._acts, self._pace = "", _PACE
@@ -180,4 +180,4 @@ def _line(step: int, optimizer: Optimizer, losses: "list[torch.Tensor]") -> Line
         if len(sample) < _NOTED_IN_ALL:
             sample += values[:: max(1, values.numel() // _NOTED)].double().tolist()
     loss = sum(float(each) for each in losses) / len(losses) if losses else None
-    return Line(step, digest.hexdigest()[:16], sample, loss, part)
+    return Line(step, time.time(), digest.hexdigest()[:16], sample, loss, part)

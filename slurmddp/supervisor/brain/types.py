@@ -45,6 +45,8 @@ class Settings(NamedTuple):
     #: starts from step 1 after a fault that an own script may make; None: any number
     breaker_from_zero: Optional[int] = None
     checkpoints: Tuple[str, ...] = ()  # where an own script saves
+    #: whether a killed rehearsal of the same code and arguments resumed; None: not rehearsed, or not known
+    rehearsed: Optional[bool] = None
 
 
 class Ledger(NamedTuple):

@@ -15,12 +15,10 @@ Cli = Callable[..., Result]
     ("job", "message", "todo"),
     [
         ("site: here\ntrain: {task: lm, data: {path: /data}}\n", "site here has no Slurm", "use a cluster's site"),
-        ("site: cores\ntrain: {script: a.py}\n", "only jobs with train.task can be rehearsed", "train: {task: lm}"),
         (LM_JOB, "the dataset /data/books does not exist", "correct the path"),
     ],
 )
 def test_what_cannot_be_rehearsed_is_refused(cli: Cli, desk: Desk, job: str, message: str, todo: str) -> None:
-    desk.write("a.py")
     desk.write("job.yaml", job)
     before = desk.tree()
     shown = cli("check", "job.yaml", "--rehearse")

@@ -57,6 +57,24 @@ def test_an_own_script_is_requeued_with_evidence_only(events: Any, saved: bool |
     assert ledgers.goes_on(OWN, ledger, "preemption", saved, 3).yes
 
 
+@pytest.mark.parametrize(
+    ("rehearsed", "ledger", "saved", "goes_on"),
+    [
+        (True, Ledger(), None, True),
+        (True, Ledger(started_again=True), True, True),
+        (True, Ledger(), False, False),  # nothing is there from which to resume
+        (True, Ledger(started_again=True, went_on=False), True, False),  # what it did counts more
+        (False, Ledger(), True, False),
+        (False, Ledger(started_again=True, went_on=True), True, True),
+        (None, Ledger(), True, True),
+    ],
+)
+def test_a_rehearsal_is_evidence(rehearsed: bool | None, ledger: Ledger, saved: bool | None, goes_on: bool) -> None:
+    found = after_limit(OWN._replace(rehearsed=rehearsed), ledger, saved)
+    assert found.yes == goes_on
+    assert ("check --rehearse" in found.why_not) == (rehearsed is False and not goes_on)
+
+
 def test_what_keeps_a_script_from_the_queue_is_said() -> None:
     why = after_limit(OWN, Ledger(progress=STEP), False).why_not
     assert why == (

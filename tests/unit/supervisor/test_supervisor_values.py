@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slurmddp.records.rehearsal import VERDICT, Verdict
 from slurmddp.supervisor.brain.types import Job, Settings
 from slurmddp.supervisor.scheduler import Slurm
 from slurmddp.supervisor.values import OPTIONAL, Values, read
@@ -45,6 +47,24 @@ def test_settings_and_programs() -> None:
     assert found.node_script()[:2] == ["bash", "-c"]
     free = read([word if not word.startswith(("max_gpu", "breaker")) else word.split("=")[0] + "=" for word in GIVEN])
     assert (free.settings().max_gpu_hours, free.settings().breaker) == (None, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "rehearsed"),
+    [
+        (Verdict(True, ("it resumed",)).text(), True),
+        (Verdict(False).text(), False),
+        (Verdict().text(), None),
+        ("{", None),
+    ],
+)
+def test_the_verdict_of_a_rehearsal_is_read_from_the_run_folder(
+    tmp_path: Path, text: str, rehearsed: bool | None
+) -> None:
+    given = [str(tmp_path), *GIVEN[1:]]
+    assert read(given).settings().rehearsed is None
+    (tmp_path / VERDICT).write_text(text)
+    assert read(given).settings().rehearsed is rehearsed
 
 
 class Played:

@@ -1,0 +1,114 @@
+"""`slurmddp check SCRIPT --rehearse`: what scripts of users' own do after a kill and a request to stop. Real ranks."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .harness import PATIENCE, ROOT
+
+#: SAVE, LOAD and STOP stand for what differs.
+SCRIPT = """\
+import os
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(400, 8), torch.randn(400, 1))
+sampler = DistributedSampler(data)
+loader = DataLoader(data, batch_size=10, sampler=sampler)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+first = 0
+
+
+def save(epoch):
+    if dist.get_rank() == 0:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+        torch.save(state, "snapshot.part")
+        os.replace("snapshot.part", "snapshot.pt")
+
+
+LOAD
+ddp = torch.nn.parallel.DistributedDataParallel(model)
+for epoch in range(first, 12):
+    sampler.set_epoch(epoch)
+    for x, y in loader:
+        optimizer.zero_grad()
+        (ddp(x) - y).pow(2).mean().backward()
+        optimizer.step()
+    SAVE
+    STOP
+dist.destroy_process_group()
+"""
+LOADS = """\
+if os.path.exists("snapshot.pt"):
+    saved = torch.load("snapshot.pt")
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    first = saved["epoch"] + 1
+"""
+STOPS = "if should_stop(): break"
+
+
+def rehearse(folder: Path, *, save: str = "save(epoch)", load: str = "", stop: str = "") -> tuple[int, dict[str, Any]]:
+    text = SCRIPT.replace("SAVE", save or "pass").replace("LOAD", load).replace("STOP", stop or "pass")
+    if stop:
+        text = "from slurmddp.runtime import should_stop\n" + text
+    (folder / "train.py").write_text(text)
+    environment = {
+        **os.environ, "XDG_STATE_HOME": str(folder / "state"), "XDG_CONFIG_HOME": str(folder / "config"),
+        "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "slurmddp", "check", "train.py", "--rehearse", "--json"]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_a_script_that_saves_and_resumes_right(tmp_path: Path) -> None:
+    (tmp_path / "snapshot.pt").write_text("the user's own")
+    code, told = rehearse(tmp_path, load=LOADS, stop=STOPS)
+    assert code == 0 and told["resumes"] is True, told
+    kill, stop, half = told["sentences"]
+    assert kill.startswith("Killed after step 11, it resumed at step 8; its parameters and losses up to step ")
+    assert kill.endswith(" are the same as without the kill.")
+    assert stop == "Asked to stop after step 11, it saved at step 16 and exited."
+    assert half == "Then started on 1 rank, it resumed at step 16."
+    assert told["not_compared"] == [] and told["folder"] is None
+    assert (tmp_path / "snapshot.pt").read_text() == "the user's own"
+    (verdict,) = (tmp_path / "state" / "slurmddp" / "rehearsals").iterdir()
+    assert json.loads(verdict.read_text())["resumes"] is True
+
+
+@pytest.mark.long
+def test_a_script_that_saves_nothing(tmp_path: Path) -> None:
+    code, told = rehearse(tmp_path, save="")
+    assert code == 1 and told["resumes"] is False, told
+    kill, stop, half = told["sentences"]
+    assert kill == "Killed after step 6, it began at step 0 again: it had saved nothing that torch.save writes."
+    assert stop.startswith("Asked to stop after step 6, it ") and stop.endswith(" (all: it saved nothing) lost.")
+    assert half == "On fewer ranks: not tried."
+
+
+@pytest.mark.long
+def test_a_script_that_saves_but_begins_at_0(tmp_path: Path) -> None:
+    code, told = rehearse(tmp_path)
+    assert code == 1 and told["resumes"] is False, told
+    assert told["sentences"][0] == "Killed after step 11, it began at step 0 again."
+
+
+@pytest.mark.long
+def test_a_script_that_loads_no_optimizer(tmp_path: Path) -> None:
+    code, told = rehearse(tmp_path, load=LOADS.replace('optimizer.load_state_dict(saved["optimizer"])', "pass"))
+    assert code == 0 and told["resumes"] is True, told
+    assert "it resumed at step 8, but went on differently: " in told["sentences"][0]
+    assert "the optimizer's or the schedule's state" in told["sentences"][0]
