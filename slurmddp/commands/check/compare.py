@@ -123,7 +123,7 @@ def stopped(start: Start, again: Start | None, *, terminated: bool) -> Outcome:
     if terminated:
         text = f"it went on for {_steps(start.steps - start.acted)} until it was ended"
         return Outcome(False, f"{head}{text}: {_steps(lost)} {since} lost.")
-    missing = ()
+    missing: tuple[str, ...] = ()
     if again is None or not again.steps:
         missing = ("whether it stopped because it was asked: no later start made a step",)
     if not lost:

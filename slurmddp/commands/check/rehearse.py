@@ -4,6 +4,7 @@ machine.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -40,6 +41,8 @@ from slurmddp.visible import one_line
 _BATCHES, _AFTER, _COMPARED, _UNSAVED = 8, 3, 5, 6
 #: Seconds until the first step, and from there until the first save.
 _START, _SAVE = 300.0, 45.0
+#: Seconds that job.sh has to end its ranks.
+_END = 20.0
 _LOOK_EVERY = 0.2
 #: Seconds, and the longest step four times, that a script has to exit when it is asked to stop.
 _GRACE = 10.0
@@ -104,8 +107,12 @@ class _Run:
             return True
         finally:
             if job.poll() is None:
+                job.terminate()  # job.sh ends its ranks, and removes what it has on this machine
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    job.wait(_END)
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(job.pid, signal.SIGKILL)
-                job.wait()
+            job.wait()
 
     def starts(self) -> list[Start]:
         """Return what rank 0 noted in each start so far, the oldest first."""
@@ -170,8 +177,9 @@ class Rehearsal:
         save = path.suffix in _SAVES and not named
         return save or path == Path(self.plan.runs_root) or path.name == ".git" or str(path) in self._left_out
 
-    def order(self, act: str = "", **more: int | None) -> Order:
-        return Order(self._batches, act, keep=self.plan.workdir if self.plan.workdir.startswith("/") else "", **more)
+    def order(self, act: str = "", after: int = _AFTER, at: int | None = None) -> Order:
+        workdir = self.plan.workdir if self.plan.workdir.startswith("/") else ""
+        return Order(self._batches, act, after, at, workdir)
 
     def run(self) -> Result:
         """Run it undisturbed, with a kill, and with a stop and half the ranks. Raises NotRehearsedError, UserError."""

@@ -119,7 +119,7 @@ class _Recorder:
         register_optimizer_step_post_hook(self._after)
 
     def _note_losses(self) -> None:
-        plain = torch.Tensor.backward
+        plain: Any = torch.Tensor.backward
 
         def backward(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
             if tensor.numel() == 1:
@@ -169,7 +169,8 @@ class _Recorder:
 
 
 def _line(step: int, optimizer: Optimizer, losses: "list[torch.Tensor]") -> Line:
-    digest, sample, part = hashlib.sha256(), [], False
+    digest, part = hashlib.sha256(), False
+    sample: list[float] = []
     parameters = [each.detach() for group in optimizer.param_groups for each in group["params"]]
     for parameter in parameters:
         if hasattr(parameter, "to_local"):
