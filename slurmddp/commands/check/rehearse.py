@@ -151,6 +151,7 @@ class Rehearsal:
 
     def __init__(self, request: Request) -> None:
         prepared = prepare(request)
+        opt.show_notes(prepared)
         plan, wanted = prepared.plan, prepared.resolved.job.resources.ranks_per_node
         refuse_problems(prepared)
         self.ranks = plan.nodes.ranks_per_node or 1
@@ -262,7 +263,7 @@ def _mirror(source: Path, target: Path, skip: Callable[[Path], bool]) -> None:
 
 
 #: What the rehearsal of an own script changes of its job.
-_CHANGES = {"site": "local", "resources.nodes": "1", "train.observe": "report"}
+_CHANGES = {"site": "local", "resources.nodes": "1", "resources.gpus_per_node": "null", "train.observe": "report"}
 
 
 def rehearse(request: Request, *, as_json: bool) -> set[str]:

@@ -1,11 +1,19 @@
-"""check --rehearse: what cannot be rehearsed is refused before anything is submitted; the rest is in tests/cluster."""
+"""check --rehearse: what is refused, what follows from what the ranks saw, and where the verdict goes.
+
+Real ranks are in tests/runtime/test_rehearse.py, a real Slurm in tests/cluster.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from slurmddp.commands.check.compare import Outcome, Start, halved, resumed, stopped
+from slurmddp.records.rehearsal import VERDICT, Line, Verdict, read_verdict
+from slurmddp.run import rehearsed, snapshot
 from tests.helpers import LM_JOB, Desk, Result
 
 Cli = Callable[..., Result]
@@ -24,3 +32,92 @@ def test_what_cannot_be_rehearsed_is_refused(cli: Cli, desk: Desk, job: str, mes
     shown = cli("check", "job.yaml", "--rehearse")
     assert shown.code == 2 and message in shown.err and todo in shown.err and shown.out == ""
     assert desk.tree() == before, "nothing was written"
+
+
+def test_a_verdict_goes_with_jobs_of_the_same_code_and_arguments(
+    cli: Cli, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(desk.home / "state"))
+    desk.program("sbatch", "#!/bin/bash\necho 7\n")
+    desk.program("squeue", "#!/bin/bash\nexit 0\n")
+    desk.write("train.py", "import torch\n")
+    desk.write("job.yaml", "site: cores\nresources: {time: 1h}\ntrain: {script: train.py, args: [--lr, '1']}\n")
+
+    def submitted(*words: str) -> Path:
+        done = cli("submit", "job.yaml", "--json", *words, XDG_STATE_HOME=str(desk.home / "state"))
+        assert done.code == 0, done.err
+        return Path(json.loads(done.out)["run_folder"])
+
+    before = submitted()
+    assert not (before / VERDICT).exists()
+    plan = desk.plan((desk.project / "job.yaml").read_text())
+    rehearsed.keep(snapshot.code_hash(before / "code"), plan, Verdict(True, ("it resumed",)))
+    assert read_verdict((submitted() / VERDICT).read_text()) == Verdict(True, ("it resumed",))
+    assert not (submitted("--", "--lr", "2") / VERDICT).exists()
+    desk.write("train.py", "import torch, os\n")
+    assert not (submitted() / VERDICT).exists()
+
+
+def start(*values: float | None, saves: tuple[int, ...] = (), acted: int | None = None, loss: float = 0.0) -> Start:
+    """A start whose parameter has these values, before the first step and after each; None: not noted."""
+    noted = [
+        Line(step, 0.0, str(value), (value,), loss + step) for step, value in enumerate(values) if value is not None
+    ]
+    lines = [*noted, *(Line(step, saved=True) for step in saves)]
+    return Start(lines if acted is None else [*lines, Line(acted, acted=True)])
+
+
+KILLED = start(1.0, 2.0, 3.0, 4.0, saves=(2,), acted=3)
+
+
+@pytest.mark.parametrize(
+    ("undisturbed", "again", "resumes", "text"),
+    [
+        (start(1.0, 2.0, 3.0, 4.0, 5.0), start(3.0, 4.0, 5.0, loss=2.0), True,
+         "it resumed at step 2; its parameters and losses up to step 4 are the same as without the kill."),
+        (start(1.0, 2.0, 3.0, 4.0, 5.0), start(3.0, 4.0, 5.000001, loss=2.0), True, "the same up to rounding (2e-07)."),
+        (start(1.0, 2.0, 3.0, 4.0, 5.0), start(3.0, 4.5, 5.5, loss=2.0), True, "the optimizer's or the"),
+        (start(1.0, 2.0, 3.0, 4.0, 5.0), start(3.0, 4.5, 5.5, loss=9.0), True, "other data, or other random states"),
+        (start(1.0, 2.0, 3.0, 4.0, 5.0), start(1.0, 2.0), False, "it began at step 0 again."),
+        (start(1.0, 2.0, 3.0, 4.0, 5.0), start(7.0, 8.0), None, "where it resumed is unknown."),
+        (start(9.0, 8.0, 7.0, 6.0, 5.0), start(7.5, 8.5), None, "other parameters than those of any step."),
+        (start(1.0, 2.0, 3.0, 4.0, 5.0), start(), None, "it made no step when it was started again."),
+    ],
+)  # fmt: skip
+def test_what_a_start_after_a_kill_did(undisturbed: Start, again: Start, resumes: bool | None, text: str) -> None:
+    found = resumed(undisturbed, KILLED, again, "")
+    assert (found.resumes, found.text.startswith("Killed after step 3, ")) == (resumes, True)
+    assert found.text.endswith(text) or text in found.text, found.text
+
+
+def test_without_a_seed_the_observer_decides_and_it_is_said() -> None:
+    other, again = start(9.0, 8.0, 7.0, 6.0, 5.0), start(7.5, 8.5)
+    found = resumed(other, KILLED, again, "from zero")
+    assert (found.resumes, found.text) == (False, "Killed after step 3, it began at step 0 again.")
+    assert "without a seed" in found.not_compared[0]
+    found = resumed(other, KILLED, start(3.0, 4.0, 5.0, loss=2.0), "")
+    assert found.resumes is True and "up to step 3 are the same" in found.text
+    assert found.not_compared == (
+        "steps after 3: two undisturbed starts differ, so there is nothing to compare them with",
+    )
+
+
+def test_what_a_start_did_that_was_asked_to_stop() -> None:
+    later = start(4.0, 5.0)
+    saved = start(1.0, 2.0, 3.0, 4.0, saves=(1, 3), acted=2)
+    assert stopped(saved, later, terminated=False) == Outcome(
+        True, "Asked to stop after step 2, it saved at step 3 and exited."
+    )
+    assert stopped(saved, None, terminated=False).not_compared
+    lost = stopped(start(1.0, 2.0, 3.0, 4.0, saves=(1,), acted=2), later, terminated=False)
+    assert lost.text.endswith("it exited at step 3 without a save: 2 steps after its last save lost.")
+    went_on = stopped(start(1.0, 2.0, 3.0, 4.0, acted=2), later, terminated=True)
+    assert went_on.text.endswith("it went on for 1 step until it was ended: 3 steps (all: it saved nothing) lost.")
+
+
+def test_what_a_start_on_fewer_ranks_did() -> None:
+    assert halved(KILLED, start(4.0, 5.0), 2, "").text == "Then started on 2 ranks, it resumed at step 3."
+    assert halved(KILLED, start(1.0, 5.0), 1, "").text == "Then started on 1 rank, it began at step 0 again."
+    assert halved(KILLED, None, 1, "OOM").text == "Then started on 1 rank, it made no step: OOM."
+    part = Start([Line(0, 0.0, "x", (1.0,), None, True)])
+    assert halved(KILLED, part, 1, "").not_compared
