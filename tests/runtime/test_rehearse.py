@@ -96,7 +96,7 @@ def test_a_script_that_saves_nothing(tmp_path: Path) -> None:
     kill, stop, half = told["sentences"]
     assert kill == "Killed after step 6, it began at step 0 again: it had saved nothing that torch.save writes."
     assert stop.startswith("Asked to stop after step 6, it ") and stop.endswith(" (all: it saved nothing) lost.")
-    assert half == "On fewer ranks: not tried."
+    assert half == "Then started on fewer ranks: not tried."
 
 
 @pytest.mark.long

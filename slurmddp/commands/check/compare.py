@@ -40,6 +40,11 @@ class Start:
         """Return the steps done at the first save; None without one."""
         return self.saves[0] if self.saves else None
 
+    @property
+    def saves_at_end_only(self) -> bool:
+        """Return whether it saved nothing before its last step."""
+        return self.first_save is None or self.first_save >= self.steps
+
     def began_at(self, earlier: Start) -> int | None:
         """Return the step of an earlier start whose parameters this one began with; None if there is none."""
         if 0 not in self.states:
@@ -113,7 +118,7 @@ def _same_after(undisturbed: Start, killed: Start, again: Start, began: int) -> 
     return f", but went on differently: {why}.", tuple(missing)
 
 
-def stopped(start: Start, again: Start | None, *, terminated: bool) -> Outcome:
+def stopped(start: Start, again: Start, *, terminated: bool) -> Outcome:
     """Say what a start did that was asked to stop. again: the next one. terminated: whether it had to be ended."""
     if start.acted is None:
         return Outcome(None, "It was not asked to stop: it ended before.", ("the request to stop",))
@@ -124,7 +129,7 @@ def stopped(start: Start, again: Start | None, *, terminated: bool) -> Outcome:
         text = f"it went on for {_steps(start.steps - start.acted)} until it was ended"
         return Outcome(False, f"{head}{text}: {_steps(lost)} {since} lost.")
     missing: tuple[str, ...] = ()
-    if again is None or not again.steps:
+    if not again.steps:
         missing = ("whether it stopped because it was asked: no later start made a step",)
     if not lost:
         return Outcome(True, f"{head}it saved at step {start.steps} and exited.", missing)
@@ -137,10 +142,10 @@ def _steps(count: int) -> str:
     return f"{count} step{'s' * (count != 1)}"
 
 
-def halved(start: Start, again: Start | None, ranks: int, why: str) -> Outcome:
+def halved(start: Start, again: Start, ranks: int, why: str) -> Outcome:
     """Say what the start after the stop did on fewer ranks. why: it made no step."""
     head = f"Then started on {ranks} rank{'s' * (ranks > 1)}, "
-    if again is None or 0 not in again.states:
+    if 0 not in again.states:
         return Outcome(None, f"{head}it made no step: {why}.")
     if again.states[0].part:
         text = "each rank has a part of the parameters, so those of other numbers of ranks cannot be compared"

@@ -25,7 +25,7 @@ from slurmddp.launch.problems import refuse_problems
 from slurmddp.launch.submit import make_run_folder
 from slurmddp.launch.workdir import files_before
 from slurmddp.launch.write import run_files
-from slurmddp.records.events import Event, newest, of
+from slurmddp.records.events import Event, newest
 from slurmddp.records.job_events import RanksTerminated
 from slurmddp.records.rank_events import Restarted
 from slurmddp.records.rehearsal import KILL, REQUEST, STARTS, STOP, Order, Verdict, read_lines
@@ -41,8 +41,6 @@ from slurmddp.visible import one_line
 _BATCHES, _AFTER, _COMPARED, _UNSAVED = 8, 3, 5, 6
 #: Seconds until the first step, and from there until the first save.
 _START, _SAVE = 300.0, 45.0
-#: Seconds that job.sh has to end its ranks.
-_END = 20.0
 _LOOK_EVERY = 0.2
 #: Seconds, and the longest step four times, that a script has to exit when it is asked to stop.
 _GRACE = 10.0
@@ -83,9 +81,9 @@ class _Run:
             (self.folder.path / name).unlink(missing_ok=True)
             self._write(name, text)
 
-    def start(self, enough: Callable[[list[Start]], bool], patience: float) -> bool:
-        """Start the job, and kill it once that is enough, or nothing more is to be expected. patience: seconds after
-        the first step. Return whether it exited by itself.
+    def start(self, enough: Callable[[list[Start]], bool], patience: float) -> int | None:
+        """Start the job, and end it once that is enough, or nothing more is to be expected. patience: seconds after the
+        first step. Return its exit code if it exited by itself.
         """
         known = len(self.starts())
         with self.folder.job_log.open("ab") as log:
@@ -103,16 +101,14 @@ class _Run:
                 if starts and starts[0].steps and until == began + _START:
                     until = time.monotonic() + patience
                 if enough(starts) or time.monotonic() > until:
-                    return False
-            return True
+                    return None
+            return job.returncode
         finally:
-            if job.poll() is None:
-                job.terminate()  # job.sh ends its ranks, and removes what it has on this machine
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    job.wait(_END)
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(job.pid, signal.SIGKILL)
+                os.killpg(job.pid, signal.SIGKILL)  # SIGTERM would have the ranks save once more
             job.wait()
+            for path in Path(self.rehearsal.plan.node_folder).glob(f"slurmddp-{os.getuid()}/{self.folder.id}-*"):
+                shutil.rmtree(path, ignore_errors=True)
 
     def starts(self) -> list[Start]:
         """Return what rank 0 noted in each start so far, the oldest first."""
@@ -122,11 +118,6 @@ class _Run:
     def events(self) -> Sequence[Event]:
         """Return the events of all starts."""
         return read_events(self.folder.events, self.folder.path).records
-
-    @property
-    def code_hash(self) -> str:
-        """Return the hash of the code that ran."""
-        return snapshot.code_hash(self.folder.code)
 
     def why(self) -> str:
         """Return why the job failed."""
@@ -162,6 +153,7 @@ class Rehearsal:
         make_folder(self.root)
         self.request = request.adding(*_options({"paths.runs": str(self.root)}))
         self._batches: int | None = _BATCHES
+        self._code_hash = ""
 
     def workdir(self, name: str) -> Path | None:
         """Make a working directory like the user's, in which nothing that is written changes theirs. None: the job has
@@ -185,57 +177,69 @@ class Rehearsal:
     def run(self) -> Result:
         """Run it undisturbed, with a kill, and with a stop and half the ranks. Raises NotRehearsedError, UserError."""
         undisturbed = self._undisturbed()
-        first = undisturbed.first_save
-        at = None if first is not None else min(_UNSAVED, max(1, undisturbed.steps - 1))
-        after = _AFTER if first is None else max(1, min(_AFTER, undisturbed.steps - first - 1))
+        at = min(_UNSAVED, max(1, undisturbed.steps - 1)) if undisturbed.saves_at_end_only else None
+        after = max(1, min(_AFTER, undisturbed.steps - (undisturbed.first_save or 0) - 1))
         kill = self._kill(undisturbed, self.order(KILL, after=after, at=at))
-        opt.say("  asked to stop, then started again on fewer ranks")
         grace = _GRACE + 4 * undisturbed.step_seconds
-        run = _Run(self, "stop", self.order(STOP, after=after, at=at), grace)
-        run.start(lambda starts: False, 2 * _SAVE + grace)
-        start = (run.starts() or [Start([])])[0]
-        terminated = any(True for _ in of(run.events(), RanksTerminated))
-        half = self._half(run, start) if kill.resumes is not False else Outcome(None, "On fewer ranks: not tried.")
-        again = run.starts()[1] if len(run.starts()) > 1 else None
-        stop = stopped(start, again, terminated=terminated)
+        stop, half = self._stop(self.order(STOP, after=after, at=at), grace, resumes=kill.resumes is not False)
         parts = (kill, stop, half)
         missing = tuple(each for part in parts for each in part.not_compared)
-        return Result(Verdict(kill.resumes, tuple(part.text for part in parts)), missing, run.code_hash)
+        return Result(Verdict(kill.resumes, tuple(part.text for part in parts)), missing, self._code_hash)
 
     def _undisturbed(self) -> Start:
         for batches in (_BATCHES, None):
             self._batches = batches
             opt.say(f"  undisturbed, {f'{batches} batches per epoch' if batches else 'all batches'}")
             run = _Run(self, f"undisturbed-{batches or 'all'}", self.order())
-            over = run.start(_has_enough, _SAVE)
-            start = (run.starts() or [Start([])])[0]
+            code = run.start(_has_enough, _SAVE)
+            start, self._code_hash = _first(run.starts()), snapshot.code_hash(run.folder.code)
+            if code:
+                raise NotRehearsedError(f"it fails without a kill, after step {start.steps}: {run.why()}")
             if not start.steps:
-                how = "it exited" if over else f"{_START:.0f} s passed"
-                raise NotRehearsedError(f"{how} before the first step of a torch optimizer: {run.why()}")
-            if not over or (start.first_save or start.steps) < start.steps:
+                raise NotRehearsedError(f"no step of a torch optimizer was seen; its log is {run.folder.job_log}")
+            if code is None or not start.saves_at_end_only:
                 break
         return start
 
     def _kill(self, undisturbed: Start, order: Order) -> Outcome:
         opt.say("  killed after a save" if order.at is None else f"  killed after step {order.at}")
         run = _Run(self, "kill", order)
-        run.start(lambda starts: len(starts) > 1 and starts[1].steps >= order.after + _COMPARED, 4 * _SAVE)
+        code = run.start(lambda starts: len(starts) > 1 and starts[1].steps >= order.after + _COMPARED, 4 * _SAVE)
         starts = run.starts()
         if not starts or starts[0].acted is None:
             raise NotRehearsedError(f"the script was not killed: {run.why()}")
+        again = _first(starts[1:])
+        if code and not again.states:
+            return Outcome(
+                False, f"Killed after step {starts[0].acted}, it failed when it was started again: {run.why()}"
+            )
         seen = newest(run.events(), Restarted)
-        return resumed(undisturbed, starts[0], (*starts, Start([]))[1], seen.how if seen else "")
+        return resumed(undisturbed, starts[0], again, seen.how if seen else "")
 
-    def _half(self, run: _Run, start: Start) -> Outcome:
-        ranks = max(1, self.ranks // 2)
-        known = len(run.starts())
-        run.again(ranks)
-        run.start(lambda starts: bool(starts) and starts[0].steps >= 2, _SAVE)
-        return halved(start, (*run.starts(), None)[known], ranks, run.why())
+    def _stop(self, order: Order, grace: float, *, resumes: bool) -> tuple[Outcome, Outcome]:
+        """Return what it did when it was asked to stop, and then on half the ranks. resumes: whether to try these."""
+        opt.say("  asked to stop, then started again on fewer ranks")
+        run = _Run(self, "stop", order, grace)
+        run.start(lambda starts: False, 2 * _SAVE + grace)
+        before = run.starts()
+        terminated = newest(run.events(), RanksTerminated) is not None
+        again, half = Start([]), Outcome(None, "Then started on fewer ranks: not tried.")
+        if resumes:
+            ranks = max(1, self.ranks // 2)
+            run.again(ranks)
+            run.start(lambda starts: bool(starts) and starts[0].steps >= 2, _SAVE)
+            again = _first(run.starts()[len(before) :])
+            half = halved(_first(before), again, ranks, run.why())
+        return stopped(_first(before), again, terminated=terminated), half
 
 
 def _options(changes: Mapping[str, str]) -> list[tuple[str, str, str]]:
     return [(key, value, f"the rehearsal's {key}") for key, value in changes.items()]
+
+
+def _first(starts: list[Start]) -> Start:
+    """Return the first start that came as far as its first step; an empty one if none did."""
+    return next((start for start in starts if start.states), Start([]))
 
 
 def _has_enough(starts: list[Start]) -> bool:
@@ -250,16 +254,17 @@ def _mirror(source: Path, target: Path, skip: Callable[[Path], bool]) -> None:
         place = target / os.path.relpath(folder, source)
         place.mkdir(parents=True, exist_ok=True)
         known = [path for name in (*files, *folders) if not skip(path := Path(folder, name))]
-        folders[:] = [] if made + len(known) > _MOST else [each for each in folders if Path(folder, each) in known]
-        for path in known:
-            if path.name in folders and not path.is_symlink():
-                continue
-            copied = path.is_file() and path.stat().st_size <= _COPIED
-            if copied:
-                shutil.copy(path, place / path.name)
-            else:
-                (place / path.name).symlink_to(os.path.realpath(path))
         made += len(known)
+        kept = {path.name for path in known if path.is_dir() and not path.is_symlink()} if made <= _MOST else set()
+        folders[:] = sorted(kept)
+        for path in known:
+            if path.name in kept:
+                continue
+            with contextlib.suppress(OSError):  # what cannot be read is linked
+                if path.is_file() and path.stat().st_size <= _COPIED:
+                    shutil.copy(path, place / path.name)
+                    continue
+            (place / path.name).symlink_to(os.path.realpath(path))
 
 
 #: What the rehearsal of an own script changes of its job.

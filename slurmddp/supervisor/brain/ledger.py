@@ -64,7 +64,7 @@ def missing_evidence(settings: Settings, ledger: Ledger, saved: Optional[bool]) 
         seen = "" if ledger.progress is None else " (the last step seen is {})".format(ledger.progress.step)
         return "the script saved nothing in {} since this job began{}".format(where, seen) + again + elsewhere
     if settings.rehearsed is False and not ledger.went_on:
-        return "this code began at step 1 again when it was killed (slurmddp check --rehearse)" + always
+        return "this code did not resume when it was killed (slurmddp check --rehearse)" + always
     if saved is None and not settings.rehearsed:
         return "it is not known whether the script saved something in {} since this job began{}".format(where, always)
     if ledger.started_again and not ledger.went_on and not (settings.rehearsed and ledger.went_on is None):

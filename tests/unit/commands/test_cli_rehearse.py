@@ -108,7 +108,7 @@ def test_what_a_start_did_that_was_asked_to_stop() -> None:
     assert stopped(saved, later, terminated=False) == Outcome(
         True, "Asked to stop after step 2, it saved at step 3 and exited."
     )
-    assert stopped(saved, None, terminated=False).not_compared
+    assert stopped(saved, Start([]), terminated=False).not_compared
     lost = stopped(start(1.0, 2.0, 3.0, 4.0, saves=(1,), acted=2), later, terminated=False)
     assert lost.text.endswith("it exited at step 3 without a save: 2 steps after its last save lost.")
     went_on = stopped(start(1.0, 2.0, 3.0, 4.0, acted=2), later, terminated=True)
@@ -118,6 +118,6 @@ def test_what_a_start_did_that_was_asked_to_stop() -> None:
 def test_what_a_start_on_fewer_ranks_did() -> None:
     assert halved(KILLED, start(4.0, 5.0), 2, "").text == "Then started on 2 ranks, it resumed at step 3."
     assert halved(KILLED, start(1.0, 5.0), 1, "").text == "Then started on 1 rank, it began at step 0 again."
-    assert halved(KILLED, None, 1, "OOM").text == "Then started on 1 rank, it made no step: OOM."
+    assert halved(KILLED, Start([]), 1, "OOM").text == "Then started on 1 rank, it made no step: OOM."
     part = Start([Line(0, 0.0, "x", (1.0,), None, True)])
     assert halved(KILLED, part, 1, "").not_compared
