@@ -10,20 +10,27 @@ from slurmddp.records.rehearsal import Line
 
 #: Relative difference up to which parameters and losses are the same but for rounding.
 _ROUNDING = 1e-5
+_DIFFERS = ", but went on differently"
 
 
 class Outcome(NamedTuple):
-    """resumes: whether the start went on from a save; None: not known. not_compared: what could not be, and why."""
+    """resumes: whether the start went on from a save; None: not known. not_compared: what could not be, and why.
+    differs: whether it then did other things than before.
+    """
 
     resumes: bool | None
     text: str
     not_compared: tuple[str, ...] = ()
+    differs: bool = False
 
 
 class Start:
-    """What rank 0 saw in one start. states: by steps done. acted: when it was killed, or asked to stop."""
+    """What rank 0 saw in one start. states: by steps done. acted: when it was killed, or asked to stop. over: whether
+    it came to its end.
+    """
 
     def __init__(self, lines: Sequence[Line]) -> None:
+        self.over = False
         self.states = {line.step: line for line in lines if line.hash}
         self.steps = max(self.states, default=0)
         self.saves = [line.step for line in lines if line.saved]
@@ -82,7 +89,7 @@ def resumed(undisturbed: Start, killed: Start, again: Start, seen: str) -> Outco
     if began == 0:
         return Outcome(False, f"{head}it began at step 0 again{saves}.")
     text, missing = _same_after(undisturbed, killed, again, began)
-    return Outcome(True, f"{head}it resumed at step {began}{text}", missing)
+    return Outcome(True, f"{head}it resumed at step {began}{text}", missing, _DIFFERS in text)
 
 
 def _same_after(undisturbed: Start, killed: Start, again: Start, began: int) -> tuple[str, tuple[str, ...]]:
@@ -115,7 +122,7 @@ def _same_after(undisturbed: Start, killed: Start, again: Start, began: int) -> 
         why = (
             f"the parameters of step {last} differ by {worst:.0e}: the optimizer's or the schedule's state, or the data"
         )
-    return f", but went on differently: {why}.", tuple(missing)
+    return f"{_DIFFERS}: {why}.", tuple(missing)
 
 
 def stopped(start: Start, again: Start, *, terminated: bool) -> Outcome:
@@ -125,14 +132,15 @@ def stopped(start: Start, again: Start, *, terminated: bool) -> Outcome:
     head = f"Asked to stop after step {start.acted}, "
     lost = start.steps - max(start.saves, default=0)
     since = "after its last save" if start.saves else "(all: it saved nothing)"
-    if terminated:
-        text = f"it went on for {_steps(start.steps - start.acted)} until it was ended"
-        return Outcome(False, f"{head}{text}: {_steps(lost)} {since} lost.")
     missing: tuple[str, ...] = ()
     if not again.steps:
         missing = ("whether it stopped because it was asked: no later start made a step",)
-    if not lost:
-        return Outcome(True, f"{head}it saved at step {start.steps} and exited.", missing)
+    if not lost and start.saves:
+        how = "but did not exit" if terminated else "and exited"
+        return Outcome(True, f"{head}it saved at step {start.steps} {how}.", missing)
+    if terminated:
+        text = f"it went on for {_steps(start.steps - start.acted)} until it was ended"
+        return Outcome(False, f"{head}{text}: {_steps(lost)} {since} lost.")
     return Outcome(
         False, f"{head}it exited at step {start.steps} without a save: {_steps(lost)} {since} lost.", missing
     )

@@ -43,7 +43,7 @@ _BATCHES, _AFTER, _COMPARED, _UNSAVED = 8, 3, 5, 6
 _START, _SAVE = 300.0, 45.0
 _LOOK_EVERY = 0.2
 #: Seconds, and the longest step four times, that a script has to exit when it is asked to stop.
-_GRACE = 10.0
+_GRACE = 15.0
 #: Files of the working directory: up to this size, each start gets a copy, else a link; up to so many; and saves, which
 #: it does not get, unless an argument names them.
 _COPIED, _MOST = 2**20, 5000
@@ -152,6 +152,7 @@ class Rehearsal:
         self.root = Path(plan.runs_root) / f"rehearsal-{plan.job.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         make_folder(self.root)
         self.request = request.adding(*_options({"paths.runs": str(self.root)}))
+        self._keep = plan.workdir if plan.workdir.startswith("/") else ""
         self._batches: int | None = _BATCHES
         self._code_hash = ""
 
@@ -170,49 +171,61 @@ class Rehearsal:
         save = path.suffix in _SAVES and not named
         return save or path == Path(self.plan.runs_root) or path.name == ".git" or str(path) in self._left_out
 
-    def order(self, act: str = "", after: int = _AFTER, at: int | None = None) -> Order:
-        workdir = self.plan.workdir if self.plan.workdir.startswith("/") else ""
-        return Order(self._batches, act, after, at, workdir)
+    def _order(self, act: str, undisturbed: Start) -> Order:
+        at = min(_UNSAVED, max(1, undisturbed.steps - 1)) if undisturbed.saves_at_end_only else None
+        after = max(1, min(_AFTER, undisturbed.steps - (undisturbed.first_save or 0) - 1))
+        return Order(self._batches, act, after, at, self._keep)
 
     def run(self) -> Result:
         """Run it undisturbed, with a kill, and with a stop and half the ranks. Raises NotRehearsedError, UserError."""
-        undisturbed = self._undisturbed()
-        at = min(_UNSAVED, max(1, undisturbed.steps - 1)) if undisturbed.saves_at_end_only else None
-        after = max(1, min(_AFTER, undisturbed.steps - (undisturbed.first_save or 0) - 1))
-        kill = self._kill(undisturbed, self.order(KILL, after=after, at=at))
+        undisturbed = self._undisturbed(_BATCHES)
+        if undisturbed.saves_at_end_only and undisturbed.over:
+            undisturbed = self._undisturbed(None)
+        kill = self._kill(undisturbed)
+        if kill.differs and self._batches is not None:
+            kill = self._confirmed(kill)
         grace = _GRACE + 4 * undisturbed.step_seconds
-        stop, half = self._stop(self.order(STOP, after=after, at=at), grace, resumes=kill.resumes is not False)
+        stop, half = self._stop(self._order(STOP, undisturbed), grace, resumes=kill.resumes is not False)
         parts = (kill, stop, half)
         missing = tuple(each for part in parts for each in part.not_compared)
         return Result(Verdict(kill.resumes, tuple(part.text for part in parts)), missing, self._code_hash)
 
-    def _undisturbed(self) -> Start:
-        for batches in (_BATCHES, None):
-            self._batches = batches
-            opt.say(f"  undisturbed, {f'{batches} batches per epoch' if batches else 'all batches'}")
-            run = _Run(self, f"undisturbed-{batches or 'all'}", self.order())
-            code = run.start(_has_enough, _SAVE)
-            start, self._code_hash = _first(run.starts()), snapshot.code_hash(run.folder.code)
-            if code:
-                raise NotRehearsedError(f"it fails without a kill, after step {start.steps}: {run.why()}")
-            if not start.steps:
-                raise NotRehearsedError(f"no step of a torch optimizer was seen; its log is {run.folder.job_log}")
-            if code is None or not start.saves_at_end_only:
-                break
+    def _undisturbed(self, batches: int | None) -> Start:
+        self._batches = batches
+        opt.say(f"  undisturbed, {f'{batches} batches per epoch' if batches else 'all batches'}")
+        run = _Run(self, f"undisturbed-{batches or 'all'}", Order(batches, keep=self._keep))
+        code = run.start(_has_enough, _SAVE)
+        start, self._code_hash = _first(run.starts()), snapshot.code_hash(run.folder.code)
+        start.over = code is not None
+        if code:
+            raise NotRehearsedError(f"it fails without a kill, after step {start.steps}: {run.why()}")
+        if not start.steps:
+            raise NotRehearsedError(f"no step of a torch optimizer was seen; its log is {run.folder.job_log}")
         return start
 
-    def _kill(self, undisturbed: Start, order: Order) -> Outcome:
+    def _confirmed(self, kill: Outcome) -> Outcome:
+        """Return what a kill does without shorter epochs: these could be why it went on differently."""
+        batches, undisturbed = self._batches, self._undisturbed(None)
+        if not undisturbed.saves_at_end_only:
+            kill = self._kill(undisturbed)
+        else:
+            text = f"epochs of more than {batches} batches: no save within {_SAVE:.0f} s"
+            kill = kill._replace(not_compared=(*kill.not_compared, text))
+        self._batches = batches
+        return kill
+
+    def _kill(self, undisturbed: Start) -> Outcome:
+        order = self._order(KILL, undisturbed)
         opt.say("  killed after a save" if order.at is None else f"  killed after step {order.at}")
-        run = _Run(self, "kill", order)
+        run = _Run(self, f"kill-{self._batches or 'all'}", order)
         code = run.start(lambda starts: len(starts) > 1 and starts[1].steps >= order.after + _COMPARED, 4 * _SAVE)
         starts = run.starts()
         if not starts or starts[0].acted is None:
             raise NotRehearsedError(f"the script was not killed: {run.why()}")
         again = _first(starts[1:])
         if code and not again.states:
-            return Outcome(
-                False, f"Killed after step {starts[0].acted}, it failed when it was started again: {run.why()}"
-            )
+            text = f"Killed after step {starts[0].acted}, it failed when it was started again: {run.why()}"
+            return Outcome(False, text)
         seen = newest(run.events(), Restarted)
         return resumed(undisturbed, starts[0], again, seen.how if seen else "")
 

@@ -50,7 +50,8 @@ def _end_epochs_after(batches: int) -> None:
     plain_next, plain_len = iterator.__next__, DataLoader.__len__
 
     def next_(self: Any) -> Any:
-        if self._num_yielded >= batches:
+        # What Accelerate and Trainer skip after a resume is a part of the epoch.
+        if self._num_yielded >= batches - getattr(self._index_sampler, "skip_batches", 0):
             raise StopIteration
         return plain_next(self)
 
