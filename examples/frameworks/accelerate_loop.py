@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DataLoaderConfiguration
 from torch.utils.data import DataLoader, TensorDataset
 
 from slurmddp.runtime import should_stop
@@ -43,7 +43,8 @@ def main() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    order = DataLoaderConfiguration(use_seedable_sampler=True)  # a resumed epoch has its data in the same order
+    accelerator = Accelerator(cpu=not torch.cuda.is_available(), dataloader_config=order)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     newest = next((max(found) for folder in (CHECKPOINTS, *OLDER) if (found := [*folder.glob("state-*")])), None)
     precision = accelerator.mixed_precision
