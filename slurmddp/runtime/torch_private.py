@@ -175,6 +175,23 @@ def see_failures(look: Callable[[Mapping[int, Any]], None]) -> None:
     LocalElasticAgent._monitor_workers = monitor  # type: ignore[method-assign]
 
 
+def end_epochs_after(batches: int) -> None:
+    """Have each DataLoader end after so many batches, and say so as its length. Raises UserError."""
+    from torch.utils.data import DataLoader, dataloader
+
+    iterator: Any = _private(dataloader, "_BaseDataLoaderIter")
+    plain_next, plain_len = iterator.__next__, DataLoader.__len__
+
+    def next_(self: Any) -> Any:
+        # What Accelerate and Trainer skip after a resume is a part of the epoch.
+        if self._num_yielded >= batches - getattr(self._index_sampler, "skip_batches", 0):
+            raise StopIteration
+        return plain_next(self)
+
+    iterator.__next__ = next_
+    DataLoader.__len__ = lambda self: min(plain_len(self), batches)  # type: ignore[method-assign]
+
+
 # --- what the observer of a script reads; without a name, it does without
 
 

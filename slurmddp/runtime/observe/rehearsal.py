@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.data import DataLoader, dataloader
 
 from slurmddp.records.rehearsal import KILL, REQUEST, STARTS, Line, Order, read_order
 from slurmddp.records.stop import CANCELLED, StopRequest
+from slurmddp.runtime import torch_private
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.watch.process_exit import say
 from slurmddp.shared.files import write_whole
@@ -36,27 +36,12 @@ def start(env: Environment, folder: RunFolder) -> None:
         order = read_order((folder.path / REQUEST).read_text(encoding="utf-8"))
         _Guard(order.keep, folder.path.parent)
         if order.batches is not None:
-            _end_epochs_after(order.batches)
+            torch_private.end_epochs_after(order.batches)
         if env.rank == 0:
             _Recorder(order, folder, f"{env.attempt:03d}-{env.start}")
     except Exception as error:  # noqa: BLE001 - it must not run over the user's own files
         say(f"slurmddp: error: this script cannot be rehearsed: {type(error).__name__}: {error}\n")
         os._exit(1)
-
-
-def _end_epochs_after(batches: int) -> None:
-    """Have each DataLoader end after so many batches, and say so as its length."""
-    iterator: Any = dataloader._BaseDataLoaderIter
-    plain_next, plain_len = iterator.__next__, DataLoader.__len__
-
-    def next_(self: Any) -> Any:
-        # What Accelerate and Trainer skip after a resume is a part of the epoch.
-        if self._num_yielded >= batches - getattr(self._index_sampler, "skip_batches", 0):
-            raise StopIteration
-        return plain_next(self)
-
-    iterator.__next__ = next_
-    DataLoader.__len__ = lambda self: min(plain_len(self), batches)  # type: ignore[method-assign]
 
 
 class _Guard:

@@ -44,7 +44,9 @@ class Played(SimpleNamespace):
         self.loop, self.say = Loop(), self.said.append
         self.scheduler = SimpleNamespace(host="n1")
         self.watch = SimpleNamespace(noted=None)
-        self.values = SimpleNamespace(words=words, program=lambda name: [*self.program, name])
+        self.values = SimpleNamespace(
+            words=words, program=lambda name: [*self.program, name], watched=lambda: [str(self.out)]
+        )
         self.folder = SimpleNamespace(known=lambda default, name, *words: getattr(files, name)(*words))
         self.looks = 0
 
