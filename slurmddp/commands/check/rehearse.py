@@ -47,7 +47,7 @@ _GRACE = 15.0
 #: Files of the working directory: up to this size, each start gets a copy, else a link; up to so many; and saves, which
 #: it does not get, unless an argument names them.
 _COPIED, _MOST = 2**20, 5000
-_SAVES = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".distcp")
+_SAVES = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp")
 
 
 class _Run:
@@ -154,7 +154,7 @@ class Rehearsal:
         self.request = request.adding(*_options({"paths.runs": str(self.root)}))
         self._keep = plan.workdir if plan.workdir.startswith("/") else ""
         self._batches: int | None = _BATCHES
-        self._code_hash = ""
+        self._code_hash, self._saves = "", set[Path]()
 
     def workdir(self, name: str) -> Path | None:
         """Make a working directory like the user's, in which nothing that is written changes theirs. None: the job has
@@ -169,6 +169,8 @@ class Rehearsal:
     def _skip(self, path: Path) -> bool:
         named = any(path.name in word for word in self.plan.program.args)
         save = path.suffix in _SAVES and not named
+        if save:
+            self._saves.add(path)
         return save or path == Path(self.plan.runs_root) or path.name == ".git" or str(path) in self._left_out
 
     def _order(self, act: str, undisturbed: Start) -> Order:
@@ -198,7 +200,9 @@ class Rehearsal:
         start, self._code_hash = _first(run.starts()), snapshot.code_hash(run.folder.code)
         start.over = code is not None
         if code:
-            raise NotRehearsedError(f"it fails without a kill, after step {start.steps}: {run.why()}")
+            why = f"it fails without a kill, after step {start.steps}: {run.why()}"
+            todo = f"it ran without your saves, such as {min(self._saves)}: if it needs one, name it in an argument"
+            raise NotRehearsedError(why, todo=todo if self._saves else None)
         if not start.steps:
             raise NotRehearsedError(f"no step of a torch optimizer was seen; its log is {run.folder.job_log}")
         return start

