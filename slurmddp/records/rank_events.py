@@ -21,6 +21,12 @@ class RankExited(NamedTuple):
     signal: Optional[str]  # SIGKILL and so on, or null
 
 
+class NotForked(NamedTuple):
+    """the ranks of a node were started, not forked (recovery.fork)"""
+
+    why: str
+
+
 class AgentPaused(NamedTuple):
     """an agent did not run for a while: somebody stopped it, or its node hung"""
 
@@ -272,7 +278,8 @@ class Finished(NamedTuple):
 
 
 OF_RANKS = (
-    RankStarted, RanksStopped, RankExited, AgentPaused, Forged, Started, WeightsLoaded, CheckpointRejected, Resumed,
+    RankStarted, RanksStopped, RankExited, NotForked, AgentPaused, Forged, Started, WeightsLoaded, CheckpointRejected,
+    Resumed,
     Ready, FirstStep, StepSkipped, Evaluated, CheckpointSaved, CheckpointFailed, StragglerBegins, StragglerEnds,
     LinksProbed, Profiled, Hang, HangReported, HangOver, NoProcessGroup, Restarted, KeepingSave, SaveKept,
     ProcessGroupMade, Error, Stopping, Timing, Finished,

@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -47,25 +47,42 @@ def main(words: list[str]) -> NoReturn:
         usage = "python -m slurmddp.runtime.begin {SCRIPT | -m MODULE | bash SCRIPT} [ARGS ...]"
         print(f"slurmddp: error: usage: {usage}", file=sys.stderr)
         raise SystemExit(2)
-    if has_agent():
-        stay_with_agent()
-    for check in CHECKS:
-        check()
+    check_start()
     sys.stdout.flush()
     sys.stderr.flush()
-    # The script's interpreter loads hooks/sitecustomize.py, which restores PYTHONPATH at once.
-    hooks = str(Path(__file__).resolve().parent / "hooks")
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = hooks if before is None else hooks + os.pathsep + before
+    add_hooks()
     options = interpreter_options(words)
     words = [*words, *resume_args()]
     if words[0] == "bash":
         # The errors of other programs that it starts are not the rank's. This id stays with `exec python` in it.
         os.environ["SLURMDDP_RANK_PID"] = str(os.getpid())
         os.execvp("bash", words)
-    if words[0] == "-m":
-        words = [str(Path(__file__).with_name("run_module.py")), *words[1:]]
-    os.execv(sys.executable, [sys.executable, *options, *words])
+    os.execv(sys.executable, [sys.executable, *options, *script_words(words)])
+
+
+def check_start() -> None:
+    """Have this rank end with its agent, and do what comes before a script. Raises SystemExit if it must not start."""
+    if has_agent():
+        stay_with_agent()
+    for check in CHECKS:
+        check()
+
+
+def with_hooks(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return them such that an interpreter loads hooks/sitecustomize.py, which restores PYTHONPATH at once."""
+    hooks = str(Path(__file__).resolve().parent / "hooks")
+    before = variables.get("PYTHONPATH")
+    return {**variables, "PYTHONPATH": hooks if before is None else hooks + os.pathsep + before}
+
+
+def add_hooks() -> None:
+    """Do so for the script's interpreter."""
+    os.environ["PYTHONPATH"] = with_hooks(os.environ)["PYTHONPATH"]
+
+
+def script_words(words: Sequence[str]) -> list[str]:
+    """Return what stands behind the interpreter's options: a module's file, where it is one, and the arguments."""
+    return [str(Path(__file__).with_name("run_module.py")), *words[1:]] if words[0] == "-m" else [*words]
 
 
 def resume_args() -> list[str]:

@@ -12,7 +12,7 @@ from torch.distributed.run import main as torchrun
 
 from slurmddp.records.rank_events import Forged, RankExited
 from slurmddp.runtime import signing, torch_private
-from slurmddp.runtime.agent import gpu_sampling, handlers, pauses
+from slurmddp.runtime.agent import forking, gpu_sampling, handlers, pauses
 from slurmddp.runtime.environment import own_node
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.journal import Events
@@ -34,6 +34,7 @@ def main(words: list[str]) -> None:
         # The handlers open the ranks' store, one for each start: torch must neither open another one nor share the
         # agents', where ranks would meet addresses of the start before.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        forking.start(words[1:], folder.events, events.write)
         torchrun(words[1:])
     except (UserError, RendezvousStateError, signing.ForgedError, handlers.StopRequested) as error:
         # As node.sh says what it met: `status` looks for such lines.

@@ -16,6 +16,14 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NoReturn
 
+#: In a rank that is forked (slurmddp/runtime/agent/forking_template.py): torch, until the script imports it.
+_loaded: Any = None
+if "SLURMDDP_TEMPLATE" in os.environ:
+    from slurmddp.runtime.agent import forking_template
+
+    # It returns in ranks only, with the environment of each.
+    _loaded = forking_template.serve(int(os.environ.pop("SLURMDDP_TEMPLATE")))
+    del forking_template
 _plain_exit = sys.exit
 #: Whether the ranks of this node meet in a file, and whether the script is observed.
 _MEETS = "SLURMDDP_STORE" in os.environ
@@ -70,6 +78,11 @@ class _TorchImport:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        if name == "torch" and _loaded is not None:
+            spec = _loaded.torch.__spec__
+            spec.loader.create_module = lambda _: _loaded.torch
+            self._follow(spec.loader)
+            return spec  # type: ignore[no-any-return]
         if name != "torch" or os.getpid() != self._pid:
             return None
         finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
@@ -83,10 +96,15 @@ class _TorchImport:
 
         def exec_module(module: ModuleType) -> None:
             del loader.exec_module
-            loader.exec_module(module)
+            if _loaded is None:
+                loader.exec_module(module)
+            else:
+                del loader.create_module
+                _loaded.give_back()
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                _prepare()
+                if os.getpid() == self._pid:
+                    _prepare()
 
         # A loader of another kind: the script runs unobserved.
         with contextlib.suppress(AttributeError, TypeError):
@@ -118,5 +136,5 @@ _restore()
 sys.exit = _exit
 if os.environ.get("SLURMDDP_RANK_PID", str(os.getpid())) == str(os.getpid()):  # else started by a bash script
     atexit.register(_at_end)
-if "RANK" in os.environ and (_MEETS or _OBSERVED):
+if "RANK" in os.environ and (_MEETS or _OBSERVED or _loaded is not None):
     sys.meta_path.insert(0, _TorchImport())
