@@ -16,6 +16,7 @@ from slurmddp.records.rank_events import (
     FirstStep,
     Hang,
     NoProcessGroup,
+    NotForked,
     ProcessGroupMade,
     RankStarted,
     Ready,
@@ -181,6 +182,14 @@ def pause_notices(events: Iterable[Event]) -> tuple[str, ...]:
         f"the agent on {node} did not run for {seconds:.0f} s: it was stopped (SIGSTOP), or its node hung"
         for node, seconds in longest.items()
     )
+
+
+def fork_notices(events: Iterable[Event]) -> tuple[str, ...]:
+    """Return a text for each reason for which ranks were started and not forked, with the nodes."""
+    nodes: dict[str, set[str]] = {}
+    for event, facts in of(events, NotForked):
+        nodes.setdefault(facts.why, set()).add(event.node or "an unknown node")
+    return tuple(f"recovery.fork: no forked ranks on {', '.join(sorted(on))}: {why}" for why, on in nodes.items())
 
 
 @dataclass

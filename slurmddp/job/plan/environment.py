@@ -34,6 +34,9 @@ def plan_environment(
         _debug() if job.network.debug else None,
         _observe(job) if job.train.task is None and job.train.observe != "off" else None,
         _resume(job, watch) if job.train.task is None else None,
+        _group("recovery.fork: fork the ranks from a process that has imported torch", SLURMDDP_FORK="1")
+        if job.recovery.fork
+        else None,
         VariableGroup("the job's own", tuple(Variable(name, value) for name, value in job.environment.items())),
     ]
     return tuple(group for group in groups if group and group.variables)

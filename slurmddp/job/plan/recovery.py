@@ -45,12 +45,23 @@ def plan_recovery(
         notes.append(Note("warning", text))
     if wanted.max_gpu_hours is not None and not layout.gpus_per_node:
         notes.append(Note("warning", "recovery.max_gpu_hours limits nothing: this job has no GPUs"))
+    if wanted.fork and (why := _not_forked(resolved.job, layout)):
+        notes.append(Note("warning", f"recovery.fork has no effect: {why}"))
     expedite = site.requeue == "expedite" and requeue == "requeue"
     own = resolved.job.train.task is None
     must_save = own and requeue != "none" and wanted.requeue == "auto"
     # In one job, too, and on one machine: whoever wants any number of them says so.
     from_zero = FROM_ZERO if own and wanted.requeue != "always" else None
     return RecoveryPlan(requeue, expedite, must_save, watch, from_zero), notes
+
+
+def _not_forked(job: Job, layout: Layout) -> str:
+    """Return why the ranks start as fresh processes, as far as the job tells; the agents see the rest."""
+    if job.launch.mode == "srun":
+        return "with launch.mode srun, no agent starts the ranks"
+    if job.train.task is not None:
+        return "only scripts of your own are forked, not the bundled tasks"
+    return "forked ranks were tried on CPUs only" if layout.gpus_per_node else ""
 
 
 def max_restarts(job: Job) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmddp.run.rank_starts import pause_notices, start_notices
+from slurmddp.run.rank_starts import fork_notices, pause_notices, start_notices
 from tests.helpers import typed
 
 ZERO = {"event": "restarted", "how": "from zero", "step": 1, "before": 9, "lost": 9, "text": "began again"}
@@ -36,4 +36,13 @@ def test_the_longest_pause_of_each_agent_is_told() -> None:
     assert pause_notices(events) == (
         "the agent on node2 did not run for 40 s: it was stopped (SIGSTOP), or its node hung",
         "the agent on node1 did not run for 32 s: it was stopped (SIGSTOP), or its node hung",
+    )
+
+
+def test_each_reason_for_fresh_ranks_is_told_once_with_its_nodes() -> None:
+    told = [("node2", "threads"), ("node1", "threads"), ("node1", "it has ended")]
+    events = typed(*({"event": "not_forked", "node": node, "why": why} for node, why in told))
+    assert fork_notices(events) == (
+        "recovery.fork: no forked ranks on node1, node2: threads",
+        "recovery.fork: no forked ranks on node1: it has ended",
     )

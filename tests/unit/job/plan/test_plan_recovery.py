@@ -226,6 +226,27 @@ def test_recovery_of_this_machine(desk: Desk) -> None:
     assert not plan.nodes.elastic
 
 
+@pytest.mark.parametrize(
+    ("job", "why"),
+    [
+        ("site: cores\ntrain: {script: a.py}\n", ""),
+        ("site: here\ntrain: {script: a.py}\n", ""),
+        (
+            "site: cores\nlaunch: {mode: srun}\ntrain: {script: a.py}\n",
+            "with launch.mode srun, no agent starts the ranks",
+        ),
+        ("site: gpus\ntrain: {script: a.py}\n", "forked ranks were tried on CPUs only"),
+        (LM_JOB, "only scripts of your own are forked, not the bundled tasks"),
+    ],
+)
+def test_forked_ranks(desk: Desk, job: str, why: str) -> None:
+    plan = desk.plan(job, "recovery.fork=true")
+    notes = [note.text for note in plan.notes if "recovery.fork" in note.text]
+    assert notes == ([f"recovery.fork has no effect: {why}"] if why else [])
+    names = [[item.name for group in each.environment for item in group.variables] for each in (plan, desk.plan(job))]
+    assert ["SLURMDDP_FORK" in each for each in names] == [True, False]
+
+
 @pytest.mark.parametrize("flag", ["--requeue", "--no-requeue", "--no-kill"])
 def test_flags_that_are_ours(desk: Desk, flag: str) -> None:
     assert f"{flag} is set by slurmddp itself" in refused(desk, LM_JOB, f"resources.sbatch_extra=[{flag}]")
