@@ -30,19 +30,19 @@ def may_be_sent_to(url: str, *, insecure: bool) -> bool:
     """Return whether a message may go to this address: it is https, or on this host, or http was asked for
     (`insecure`).
     """
-    found = _ADDRESS.fullmatch(url)
-    return found is not None and (insecure or found.group("scheme") == "https" or is_loopback(found.group("host")))
+    match = _ADDRESS.fullmatch(url)
+    return match is not None and (insecure or match.group("scheme") == "https" or is_loopback(match.group("host")))
 
 
 def secret_parts(urls: Iterable[str]) -> Tuple[str, ...]:
     """Return what no message may hold: each address, its path, and each of its long parts; the longest first."""
     parts: List[str] = []
     for url in urls:
-        found = _ADDRESS.fullmatch(url)
+        match = _ADDRESS.fullmatch(url)
         rest = url.partition("://")[2]
         path = rest.partition("/")[2]
         topic = "" if "?" in path else path.rpartition("/")[2]  # of ntfy
         parts += [url, rest, *([path] if len(path) >= 8 else []), *([topic] if len(topic) >= 6 else [])]
-        host = found.group("host") if found else ""
+        host = match.group("host") if match else ""
         parts += [part for part in re.split("[/?&=#@:]", rest) if len(part) >= 16 and part != host]
     return tuple(sorted(set(parts), key=len, reverse=True))

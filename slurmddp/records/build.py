@@ -29,8 +29,8 @@ class Build(NamedTuple):
 
 def read(data: bytes) -> Optional[Build]:
     """Return what the file says; None if it is not sound."""
-    found = json_lines.load(data) or {}
-    pid, since, node, job = whole(found.get("pid")), number(found.get("since")), found.get("node"), found.get("job")
+    fields = json_lines.load(data) or {}
+    pid, since, node, job = whole(fields.get("pid")), number(fields.get("since")), fields.get("node"), fields.get("job")
     if pid is None or pid < 1 or since is None or not (isinstance(node, str) and node.isprintable()):
         return None
     return Build(pid, node, since, job if isinstance(job, str) and job.isdecimal() else None)

@@ -97,14 +97,14 @@ def keys_of(facts: Facts) -> Dict[str, Any]:
     if isinstance(facts, Unknown):
         return dict(facts.keys)
     defaults = getattr(type(facts), "_field_defaults", {})
-    found = {}  # type: Dict[str, Any]
+    keys = {}  # type: Dict[str, Any]
     for name in getattr(facts, "_fields", ()):
         value = getattr(facts, name)
         if name == _OPEN:
-            found.update(value)
+            keys.update(value)
         elif name not in defaults or value != defaults[name]:
-            found[name.rstrip("_")] = keys_of(value) if hasattr(value, "_fields") else value
-    return found
+            keys[name.rstrip("_")] = keys_of(value) if hasattr(value, "_fields") else value
+    return keys
 
 
 #: Keys of the head. The field that takes all keys of a line that no other field has: the figures of a task.
@@ -122,8 +122,8 @@ def _number(value: Any) -> Any:
 
 def _many(sound: Callable[[Any], Any]) -> Callable[[Any], Tuple[Any, ...]]:
     def each(value: Any) -> Tuple[Any, ...]:
-        found = [sound(one) for one in value] if isinstance(value, list) else []
-        return tuple(one for one in found if one is not None)
+        items = [sound(one) for one in value] if isinstance(value, list) else []
+        return tuple(one for one in items if one is not None)
 
     return each
 
@@ -156,8 +156,8 @@ def read_facts(made: Any, line: Any) -> Any:
     values = []
     for name, key, sound in _FIELDS[made]:
         if name == _OPEN:
-            own = {key for _, key, _ in _FIELDS[made]} | _HEAD
-            values.append({key: value for key, value in line.items() if key not in own})
+            known_keys = {key for _, key, _ in _FIELDS[made]} | _HEAD
+            values.append({key: value for key, value in line.items() if key not in known_keys})
         elif key in line:
             values.append(sound(line[key]))
         else:

@@ -68,7 +68,7 @@ def parse(text: str) -> Marker:
         return Marker()
 
 
-def _signal(found: Any) -> Optional[Signal]:
-    if not isinstance(found, dict) or not all(isinstance(found.get(key), str) for key in ("name", "node")):
+def _signal(fields: Any) -> Optional[Signal]:
+    if not isinstance(fields, dict) or not all(isinstance(fields.get(key), str) for key in ("name", "node")):
         return None
-    return Signal(found["name"], whole(found.get("rank")), found["node"])
+    return Signal(fields["name"], whole(fields.get("rank")), fields["node"])

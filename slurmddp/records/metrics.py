@@ -23,8 +23,8 @@ class Metrics(NamedTuple):
         """Return the line's object."""
         time, start = (None if at is None else round(at, 3) for at in (self.time, self.start))
         seconds = {part: round(total, 5) for part, total in self.seconds.items()} or None
-        own = (("time", time), ("attempt", self.attempt), ("step", self.step), ("start", start), ("seconds", seconds))
-        return dict({name: value for name, value in own if value is not None}, **self.figures)
+        keys = (("time", time), ("attempt", self.attempt), ("step", self.step), ("start", start), ("seconds", seconds))
+        return dict({name: value for name, value in keys if value is not None}, **self.figures)
 
     @property
     def of_ranks(self) -> bool:

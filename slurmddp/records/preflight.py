@@ -48,17 +48,17 @@ class Verdict(NamedTuple):
     def lines(self) -> List[str]:
         """Return one line `NODE ok` or `NODE bad ...` for each node, and one for each warning, for people."""
         lines = []
-        for node, found in self.findings.items():
+        for node, findings in self.findings.items():
             bad = self.bad(node)
             lines.append("{} bad {}".format(node, bad) if bad else node + " ok")
-            lines += ["{} warn {}".format(node, finding.text) for finding in found if finding.level == WARN]
+            lines += ["{} warn {}".format(node, finding.text) for finding in findings if finding.level == WARN]
         return lines
 
     def warnings(self) -> List[str]:
         """Return each warning once, with its first node and how many others have it."""
         having = {}  # type: Dict[str, List[str]]
-        for node, found in self.findings.items():
-            for text in dict.fromkeys(finding.text for finding in found if finding.level == WARN):
+        for node, findings in self.findings.items():
+            for text in dict.fromkeys(finding.text for finding in findings if finding.level == WARN):
                 having.setdefault(text, []).append(node)
         lines = []
         for text, (first, *others) in having.items():
@@ -67,7 +67,7 @@ class Verdict(NamedTuple):
         return [*lines[:_MOST], *more]
 
     def write(self) -> Dict[str, Any]:
-        nodes = {node: [list(finding) for finding in found] for node, found in self.findings.items()}
+        nodes = {node: [list(finding) for finding in findings] for node, findings in self.findings.items()}
         return {"schema": VERSION, "nodes": nodes}
 
 
@@ -76,17 +76,17 @@ def read(record: Any) -> Verdict:
     nodes = record.get("nodes") if isinstance(record, dict) else None
     if not isinstance(nodes, dict):
         raise ValueError("is no verdict of a preflight")
-    return Verdict({node: tuple(read_findings(found)) for node, found in nodes.items()})
+    return Verdict({node: tuple(read_findings(items)) for node, items in nodes.items()})
 
 
 def read_findings(items: Any) -> List[Finding]:
     """Return findings as they came over the network, or from a file. Raises ValueError for anything else."""
-    found = []
+    findings = []
     for item in items if isinstance(items, list) else [None]:
         if not (isinstance(item, list) and len(item) in (3, 4) and item[0] in (BAD, WARN)):
             raise ValueError("not a finding: {!r}".format(item))
-        found.append(Finding(item[0], str(item[1]), str(item[2]), item[3] if item[3:] in ([USER], [EITHER]) else ""))
-    return found
+        findings.append(Finding(item[0], str(item[1]), str(item[2]), item[3] if item[3:] in ([USER], [EITHER]) else ""))
+    return findings
 
 
 def bad(reason: str, todo: str, fault: str = "") -> Finding:

@@ -36,8 +36,8 @@ class Failure(NamedTuple):
 
 def read_progress(text: str) -> Optional[Progress]:
     """Return what the text of the file says; None if it names no step."""
-    found = _numbers(text)
-    return Progress(*found[:2]) if found else None
+    numbers = _numbers(text)
+    return Progress(*numbers[:2]) if numbers else None
 
 
 def read_failures(text: str) -> Tuple[Failure, ...]:
@@ -48,8 +48,8 @@ def read_failures(text: str) -> Tuple[Failure, ...]:
 
 def read_best(text: str) -> Optional[int]:
     """Return the step of the best start; None if there is none."""
-    found = _numbers(text)
-    return found[0] if found else None
+    numbers = _numbers(text)
+    return numbers[0] if numbers else None
 
 
 def ranks_text(nodes: Iterable[str]) -> str:
@@ -67,9 +67,9 @@ def stuck(failures: Sequence[Failure], limit: int) -> Optional[int]:
 
 def _numbers(line: str) -> Tuple[int, ...]:
     """Return the whole numbers at the start of a line."""
-    found: List[int] = []
+    numbers: List[int] = []
     for word in line.split():
         if _NUMBER.fullmatch(word) is None:
             break
-        found.append(int(word))
-    return tuple(found)
+        numbers.append(int(word))
+    return tuple(numbers)

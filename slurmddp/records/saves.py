@@ -35,8 +35,8 @@ def newest(places: Iterable[str], since: Optional[float] = None) -> Optional[Sav
     A place is a folder, whose entries may be saves; a file; or a pattern (`out/step-*`), of whose matches each may be
     a save, whether it is a file or a folder. What cannot be read is no save.
     """
-    found = [save for place in places for path in _entries(place) for save in [measure(path)] if save is not None]
-    for save in sorted(found, key=lambda one: one.time, reverse=True):
+    saves = [save for place in places for path in _entries(place) for save in [measure(path)] if save is not None]
+    for save in sorted(saves, key=lambda one: one.time, reverse=True):
         if since is not None and save.time < since:
             return None
         if _is_whole(save.path):

@@ -37,12 +37,12 @@ def write(found: Union[Rank, Line]) -> str:
 
 def read(text: str) -> Union[Rank, Line, None]:
     """Return what a line says; None for one of somebody else."""
-    found = json_lines.load(text.encode("utf-8", "replace")) or {}
-    rank, line = whole(found.get("rank")), found.get("line")
-    if rank is None or found.get("schema") != VERSION:
+    fields = json_lines.load(text.encode("utf-8", "replace")) or {}
+    rank, line = whole(fields.get("rank")), fields.get("line")
+    if rank is None or fields.get("schema") != VERSION:
         return None
     if isinstance(line, str):
         return Line(rank, line)
-    world, pid = whole(found.get("world")), whole(found.get("pid"))
-    words = [str(found.get(name) or "") for name in ("state", "answer", "node")]
+    world, pid = whole(fields.get("world")), whole(fields.get("pid"))
+    words = [str(fields.get(name) or "") for name in ("state", "answer", "node")]
     return None if world is None or pid is None else Rank(rank, world, pid, *words)

@@ -24,9 +24,9 @@ class StopRequest(NamedTuple):
 
 def read(text: str) -> StopRequest:
     """Return what the text of the file says. What a person wrote into it is the reason; what is not sound is none."""
-    found = json_lines.load(text.encode("utf-8", "replace"))
-    if found is None:
-        found = {} if text.lstrip().startswith("{") or first_line(text) == CANCELLED else {"reason": text}
-    reason = found.get("reason")
+    fields = json_lines.load(text.encode("utf-8", "replace"))
+    if fields is None:
+        fields = {} if text.lstrip().startswith("{") or first_line(text) == CANCELLED else {"reason": text}
+    reason = fields.get("reason")
     known = first_line(reason) if isinstance(reason, str) else ""
-    return StopRequest(known or BY_HAND, known != "" and found.get("signal") is True)
+    return StopRequest(known or BY_HAND, known != "" and fields.get("signal") is True)
