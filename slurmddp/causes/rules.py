@@ -39,23 +39,23 @@ class Rule:
 
     def number(self, key: str, line: bytes) -> Optional[int]:
         """Return the number right behind the pattern of this key; None if there is none."""
-        found = self._value(key, line, _NUMBER)
-        return int(found) if found and len(found) <= _DIGITS else None
+        digits = self._value(key, line, _NUMBER)
+        return int(digits) if digits and len(digits) <= _DIGITS else None
 
     def node(self, line: bytes, otherwise: str) -> str:
         """Return the node that the line names, else the log's."""
-        found = self._value("node", line, _NODE)
-        return plain_line(found) if found else otherwise
+        name = self._value("node", line, _NODE)
+        return plain_line(name) if name else otherwise
 
     def text(self, line: bytes) -> bytes:
         """Return what stands behind the pattern `text`, else the whole line."""
-        found = self.patterns["text"].search(line) if "text" in self.patterns else None
-        return line[found.end() :] if found else line
+        match = self.patterns["text"].search(line) if "text" in self.patterns else None
+        return line[match.end() :] if match else line
 
     def _value(self, key: str, line: bytes, value: Pattern[bytes]) -> Optional[bytes]:
         before = self.patterns[key].search(line) if key in self.patterns else None
-        found = value.match(line, before.end()) if before else None
-        return found.group() if found else None
+        match = value.match(line, before.end()) if before else None
+        return match.group() if match else None
 
 
 class RuleSet:
@@ -122,7 +122,7 @@ def split_rules(text: str) -> Tuple[str, str]:
 
 def parse_rules(text: str) -> RuleSet:
     """Read the rules file. It is ours: a mistake in it is a KeyError or a ValueError."""
-    found: List[Rule] = []
+    parsed: List[Rule] = []
     signals: Dict[int, str] = {}
     for block in text.split("\n\n"):
         keys: Dict[str, str] = {}
@@ -141,5 +141,5 @@ def parse_rules(text: str) -> RuleSet:
             else:
                 keys[key] = value
         if keys:
-            found.append(Rule(keys.pop("rule"), keys, examples, keys.pop("finds")))
-    return RuleSet(found, signals)
+            parsed.append(Rule(keys.pop("rule"), keys, examples, keys.pop("finds")))
+    return RuleSet(parsed, signals)
