@@ -119,7 +119,7 @@ class Attempts:
             abandoned=watch.abandoned, uncounted=watch.uncounted, hopeless=watch.hopeless,
             saved=job.saved() if stop is not None else None,
             chosen=tuple(job.nodes.chosen), lost=tuple(lost),
-            refused={node: Refusal(*said) for node, said in logs["refused"].items()},
+            refused={node: Refusal(*fields) for node, fields in logs["refused"].items()},
             unreached=tuple((node, text) for node, text in logs["unreached"]),
             killed_agents=tuple(logs["killed_agents"]), signalled=logs["signalled"], stranger=watch.stranger,
         )  # fmt: skip

@@ -96,13 +96,13 @@ def compose(target: str, payload: str, alert: Alert) -> Optional[Composed]:
     """Return the message of a payload; None if the target does not want this kind of alert. alert: from `safe`."""
     options = {"leave": "node", "proxy": "", "insecure": "0"}
     filler = _Filler(_facts(alert))
-    wanted = False
+    is_subscribed = False
     headers: List[str] = []
     body: List[str] = []
     for line in payload.split("\n"):
         word, _, rest = line.partition(" ")
         if word == "on" and rest.partition(" ")[0] == alert.kind:
-            wanted = True
+            is_subscribed = True
             _, filler.facts["priority"], filler.facts["verb"] = (*rest.split(" ", 2), "", "")[:3]
         elif word in options:
             options[word] = rest
@@ -119,7 +119,7 @@ def compose(target: str, payload: str, alert: Alert) -> Optional[Composed]:
             for filler.facts["line"] in alert.log_tail.split("\n"):
                 text, whole = filler.fill(rest)
                 body.append(text if whole else "")
-    if not wanted:
+    if not is_subscribed:
         return None
     sent = tuple(header for header in headers if is_header(header))
     message = Message(target, alert.key, alert.kind, options["insecure"] == "1", sent, "".join(body).encode("utf-8"))
@@ -171,9 +171,9 @@ class _Filler:
         return json.dumps(text, ensure_ascii=False)[1:-1] if "json" in self.escape else text
 
 
-def _character(found: "re.Match[str]") -> str:
+def _character(match: "re.Match[str]") -> str:
     r"""Return what an escape of a template stands for, as in JSON; an unknown one stays."""
-    escape = found.group()
+    escape = match.group()
     return str(json.loads(f'"{escape}"')) if escape[1] in '"\\/nt' or len(escape) == 6 else escape
 
 

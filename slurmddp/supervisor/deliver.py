@@ -137,9 +137,9 @@ class Sender:
         if targets.addresses and not targets.payloads:
             self._says(f"{self.settings.run}/payloads is missing: was the file system purged? No alert is sent")
         alert = self._with_facts(alert)
-        found = [compose.compose(name, text, alert) for name, text in sorted(targets.payloads.items())]
+        messages = [compose.compose(name, text, alert) for name, text in sorted(targets.payloads.items())]
         outcomes: List[Outcome] = []
-        sends = ((each, alert, end, outcomes) for each in found if each)
+        sends = ((each, alert, end, outcomes) for each in messages if each)
         threads = [threading.Thread(target=self._one, args=words, daemon=True) for words in sends]
         for thread in threads:
             thread.start()
@@ -344,9 +344,9 @@ def _log(run: Path, logs: Path, node: str) -> Optional[Path]:
     if node and "/" not in node and about.exists() and about.stat().st_size:
         return about
     sizes = [(path.stat(), path) for path in logs.glob("*.log")]
-    found = [(facts.st_mtime, path) for facts, path in sizes if facts.st_size]
+    logs_by_time = [(facts.st_mtime, path) for facts, path in sizes if facts.st_size]
     job = run / "logs" / "job.log"
-    return max(found)[1] if found else job if job.exists() and job.stat().st_size else None
+    return max(logs_by_time)[1] if logs_by_time else job if job.exists() and job.stat().st_size else None
 
 
 def _text(path: Path, limit: int) -> str:

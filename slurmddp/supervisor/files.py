@@ -169,8 +169,8 @@ class Files(Logs):
 
     def newest_attempt(self) -> int:
         """Return the number of the newest attempt that has a folder; 0 if there is none."""
-        found = [_ATTEMPT.search(path) for path in self.listed(os.path.join(self._run, "logs"), "attempt-*")]
-        return max((int(number.group(1)) for number in found if number), default=0)
+        matches = [_ATTEMPT.search(path) for path in self.listed(os.path.join(self._run, "logs"), "attempt-*")]
+        return max((int(number.group(1)) for number in matches if number), default=0)
 
     # --- writing
 
@@ -229,17 +229,17 @@ class Files(Logs):
         """Return what has changed. begin: as for new_lines. seldom: with what does not hurry. beats: and with the
         heartbeat, which the guards on other nodes read.
         """
-        found: Dict[str, Any] = {"marker": self.marker(attempt), "stop": self.stop(), "events": self.new_lines(begin)}
+        changes: Dict[str, Any] = {"marker": self.marker(attempt), "stop": self.stop(), "events": self.new_lines(begin)}
         if seldom:
             if beats:
                 self._beat()
-            found["unreached"] = self.unreached(logs)
+            changes["unreached"] = self.unreached(logs)
             failures = read_failures(self.read("failures") or "")
-            found["failures"] = sum(failure.attempt == attempt for failure in failures)
+            changes["failures"] = sum(failure.attempt == attempt for failure in failures)
             starts_made = self.listed(logs, "torchrun/*/*/attempt_*")
             numbers = [_START.search(path) for path in starts_made]
-            found["newest_start"] = max((int(number.group(1)) for number in numbers if number), default=None)
-        return found
+            changes["newest_start"] = max((int(number.group(1)) for number in numbers if number), default=None)
+        return changes
 
     def _beat(self) -> None:
         try:
@@ -254,14 +254,14 @@ class Files(Logs):
 
     def saved(self, watch: List[str]) -> Optional[bool]:
         """Return whether something was saved since this job began; None where that is not known."""
-        found = self._saved_in_checkpoints()
-        if found or not watch:
-            return found
+        in_checkpoints = self._saved_in_checkpoints()
+        if in_checkpoints or not watch:
+            return in_checkpoints
         try:
             elsewhere = apart(lambda: saves.newest(watch, os.stat(self.path("job_began")).st_mtime) is not None, 5)
         except OSError:
             return None
-        return elsewhere or found
+        return elsewhere or in_checkpoints
 
     def _saved_in_checkpoints(self) -> Optional[bool]:
         """Any file newer than this job: nothing else is written there."""

@@ -136,10 +136,10 @@ class Folder:
         for line in lines:
             answer = json.loads(line.decode("ascii"))
             number = answer["number"]
-            told = self._unwritten.pop(number, None)
-            if told is not None and "error" in answer and told[0] not in self._lost:
-                self._lost.add(told[0])
-                self.complain("the run folder's {} failed, and is not tried again: {}".format(told[0], answer["error"]))
+            call = self._unwritten.pop(number, None)
+            if call is not None and "error" in answer and call[0] not in self._lost:
+                self._lost.add(call[0])
+                self.complain("the run folder's {} failed, and is not tried again: {}".format(call[0], answer["error"]))
             if number in self._unanswered:
                 self._unanswered.discard(number)
                 if number not in self._late:

@@ -91,11 +91,11 @@ class Guard:
         event = None if newest is None else events.read(newest)
         if newest is None or (event is not None and not isinstance(event.facts, JobStarted)):
             return False  # a folder that does not answer says nothing
-        found = fields(job.scheduler.report())
-        if found.get("batch_host") != job.scheduler.host:
+        record = fields(job.scheduler.report())
+        if record.get("batch_host") != job.scheduler.host:
             return False
-        in_22_05 = found.get("reason") == "JobLaunchFailure" and found.get("exit_code") == "0:9"
-        return in_22_05 or found.get("raised") == "9"
+        in_22_05 = record.get("reason") == "JobLaunchFailure" and record.get("exit_code") == "0:9"
+        return in_22_05 or record.get("raised") == "9"
 
     def bring_back(self) -> None:
         """Do what job.sh would do: record the end, and requeue the job. Slurm allows KillWait seconds for it."""
@@ -187,19 +187,19 @@ class Guard:
         report = scheduler.report()
         if "Invalid job id" in report:
             raise Over
-        found = fields(report)
-        if "state" not in found:
+        record = fields(report)
+        if "state" not in record:
             return None  # nobody answers
-        if found["state"] not in ("RUNNING", "SUSPENDED", "COMPLETING"):
+        if record["state"] not in ("RUNNING", "SUSPENDED", "COMPLETING"):
             raise Over
-        if found["state"] != "RUNNING" or "batch_host" not in found or "nodes" not in found:
+        if record["state"] != "RUNNING" or "batch_host" not in record or "nodes" not in record:
             return None
-        nodes = scheduler.names(found["nodes"])
+        nodes = scheduler.names(record["nodes"])
         if nodes is None:
             return None
         if scheduler.host not in nodes:
             raise Over
-        self._batch_host = found["batch_host"]
+        self._batch_host = record["batch_host"]
         return None if self._batch_host in nodes else nodes.index(scheduler.host)
 
     # ---

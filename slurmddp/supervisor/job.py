@@ -137,8 +137,8 @@ class Job:
 
     def stop_file(self) -> Optional[str]:
         """Return the reason in the stop file; None if there is none, or the run folder does not answer."""
-        found: Optional[str] = self.folder.known(None, "stop")
-        return found
+        reason: Optional[str] = self.folder.known(None, "stop")
+        return reason
 
     def cancelled(self) -> bool:
         """Return whether the user has cancelled the run: nothing starts it again, whatever ends it."""
@@ -151,9 +151,9 @@ class Job:
     def ledger(self) -> Ledger:
         """Return what the starts of the run have come to, as far as the run folder answers."""
         failures, progress, best = self.folder.known(["", "", ""], "ledger")
-        known, found = self.watch.ledger, ledgers.with_files(self.watch.ledger, failures, progress, best)
+        known, ledger = self.watch.ledger, ledgers.with_files(self.watch.ledger, failures, progress, best)
         # What could not be written yet counts, too.
-        return found if len(found.failures) >= len(known.failures) else found._replace(failures=known.failures)
+        return ledger if len(ledger.failures) >= len(known.failures) else ledger._replace(failures=known.failures)
 
     def count_gpu_time(self) -> None:
         """Add the time since the last call to the GPU seconds of the run."""
@@ -172,18 +172,18 @@ class Job:
             self.folder.tell("append", "failures", line)
         if after.best is not None and after.best != before.best:
             self.folder.tell("write", "best", Progress(after.best).text())
-        own = json.dumps(ledgers.own_part(after))
-        if own != self._own:
-            self.folder.tell("write", "ledger.json", own + "\n")
-            self._own = own
+        text = json.dumps(ledgers.own_part(after))
+        if text != self._own:
+            self.folder.tell("write", "ledger.json", text + "\n")
+            self._own = text
 
     def read_ledger(self, patience: float = 60) -> Ledger:
         """Return what the brain's own file says. Raises Unavailable."""
         # A ledger that was not read must not be written over: then the job does not start.
         text = self.folder.ask("read", "ledger.json", patience=patience)
-        own = ledgers.read(json_lines.load(text.encode()) or {} if text else {})
-        self._own = json.dumps(ledgers.own_part(own))
-        return own
+        ledger = ledgers.read(json_lines.load(text.encode()) or {} if text else {})
+        self._own = json.dumps(ledgers.own_part(ledger))
+        return ledger
 
     def exclude(self, reason: str, nodes: Sequence[str], note: Callable[[str, str], Any]) -> None:
         """Never use these nodes in this run again. note: makes the event."""
@@ -242,8 +242,8 @@ class Job:
     def find_cause(self, noted: Optional[Cause]) -> Optional[Cause]:
         """Return what the logs say of the attempt, if it is better than what was noted."""
         known, tasks = noted.write() if noted else None, self.values.yes("tasks_per_node")
-        found = self.folder.known(None, "cause", self.logs, known, tasks, patience=60)
-        return read_cause(found) if found else None
+        cause = self.folder.known(None, "cause", self.logs, known, tasks, patience=60)
+        return read_cause(cause) if cause else None
 
     @property
     def head(self) -> str:
@@ -256,5 +256,5 @@ class Job:
 
     def saved(self) -> Optional[bool]:
         """Return whether a file was saved since the job began; None where that is not known."""
-        found = self.folder.known(None, "saved", self.settings.checkpoints[1:])
-        return None if found is None else bool(found)
+        is_saved = self.folder.known(None, "saved", self.settings.checkpoints[1:])
+        return None if is_saved is None else bool(is_saved)

@@ -47,23 +47,23 @@ class Logs:
 
     def failed(self, logs: str, nodes: List[str]) -> Dict[str, Refusal]:
         """Return what node.sh said on the nodes where it could not start."""
-        found = {}
+        by_node = {}
         there = {os.path.basename(path) for path in self.listed(logs, "preflight", "*.failed")}
         for node in nodes:
             if node + ".failed" in there:
                 refusal = refusals.read("\n".join(_lines(self.inside(logs, "preflight", node + ".failed")) or [""]))
                 if refusal.text:
-                    found[node] = refusal
-        return found
+                    by_node[node] = refusal
+        return by_node
 
     def unreached(self, logs: str) -> List[Tuple[str, str]]:
         """Return the nodes on which srun could start nothing, and its words. It ended what it had started on others."""
-        found: Dict[str, str] = {}
+        errors: Dict[str, str] = {}
         for line in _lines(self.inside(logs, "srun.err")) or []:
             match = _UNREACHED.match(line)
             if match:
-                found.setdefault(first_line(match.group(1)), first_line(match.group(2)))
-        return list(found.items())
+                errors.setdefault(first_line(match.group(1)), first_line(match.group(2)))
+        return list(errors.items())
 
     def preflight_again(self, logs: str) -> None:
         """Keep what srun said of the first try, and forget the rest of it."""
@@ -110,8 +110,8 @@ class Logs:
         known = read_cause(noted) if noted else None
         nodes = _lines(self.path("ranks")) or []
         errors_there = errors if os.path.exists(errors) else None
-        found = find(node_logs(self.inside(logs)), errors_there, nodes, known, tasks_are_ranks=tasks)
-        return found.write() if found else None
+        cause = find(node_logs(self.inside(logs)), errors_there, nodes, known, tasks_are_ranks=tasks)
+        return cause.write() if cause else None
 
     def show(self, logs: str) -> None:
         """Copy what srun said into job.log."""
@@ -123,10 +123,10 @@ class Logs:
 
     def removed(self, logs: str) -> str:
         """Return what the cleanup found on the nodes, in one line."""
-        found = []
+        removals = []
         for path in sorted(self.listed(logs, "sweep", "*")):
-            found += ["{} {}".format(os.path.basename(path), line) for line in _lines(path) or [] if line]
-        return first_line("; ".join(found))
+            removals += ["{} {}".format(os.path.basename(path), line) for line in _lines(path) or [] if line]
+        return first_line("; ".join(removals))
 
 
 def _lines(path: str) -> Optional[List[str]]:

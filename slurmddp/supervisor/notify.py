@@ -184,8 +184,8 @@ def main(words: Sequence[str], environment: Mapping[str, str] = os.environ) -> i
         print(__doc__, file=sys.stderr)
         return 2
     run, kind, state, cause, following, rank, node = (*words, "", "", "", "", "")[:7]
-    asked = environment.get("SLURMDDP_ALERT_BUDGET", "")
-    seconds = float(asked) if re.fullmatch("[0-9]{1,5}", asked) else BUDGET
+    budget = environment.get("SLURMDDP_ALERT_BUDGET", "")
+    seconds = float(budget) if re.fullmatch("[0-9]{1,5}", budget) else BUDGET
     attempt = environment.get("SLURMDDP_ATTEMPT", "")
     numbers = [int(text) if re.fullmatch("[0-9]{1,9}", text) else None for text in (rank, attempt)]
     alert = Alert(kind, state, cause, following, numbers[0], node, attempt=numbers[1])

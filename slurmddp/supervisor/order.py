@@ -109,9 +109,9 @@ def _handle_signals(job: Job) -> None:
 
 def _begin(job: Job) -> bool:
     """Tell that the job has started. Return whether it can go on."""
-    found: Dict[str, Any] = job.folder.ask("begin", job.attempt, patience=60)
-    job.events_read, job.unended, before = found["length"], found["unended"], found["names"]
-    job.event(JobStarted(job.scheduler.job_nodes, job.settings.cancel_grace, found["step"]))
+    state: Dict[str, Any] = job.folder.ask("begin", job.attempt, patience=60)
+    job.events_read, job.unended, before = state["length"], state["unended"], state["names"]
+    job.event(JobStarted(job.scheduler.job_nodes, job.settings.cancel_grace, state["step"]))
     job.say("job {} on {}".format(job.scheduler.job_id, job.scheduler.job_nodes))
     if job.values.yes("counts_gpus"):
         job.gpus = job.scheduler.count_gpus(job.env)

@@ -70,10 +70,10 @@ def once(message: Message, url: str, seconds: float, proxy: str = "", secrets: S
         return Sent(WAITS, why=f"curl: {failure.strerror}")
     status, _, took = answer.rstrip(b"\n").rpartition(b"\n")[2].decode("ascii", "ignore").partition(" ")
     status = status if re.fullmatch("[0-9]{3}", status) else "000"
-    asked = _RETRY_AFTER.search(answer)
-    said = redacted(plain(error.decode("utf-8", "ignore")).replace("\n", " ").strip(), secrets)
-    why = f"status {status}" + (f" ({said})" if said else "")
-    return Sent(_outcome(status), status, _number(took), 1, why, said, int(asked.group(1)) if asked else None)
+    pause = _RETRY_AFTER.search(answer)
+    body = redacted(plain(error.decode("utf-8", "ignore")).replace("\n", " ").strip(), secrets)
+    reason = f"status {status}" + (f" ({body})" if body else "")
+    return Sent(_outcome(status), status, _number(took), 1, reason, body, int(pause.group(1)) if pause else None)
 
 
 def request(message: Message, proxy: str) -> Iterator[Tuple[str, Text]]:

@@ -18,11 +18,11 @@ def check_nodes(job: Job, look: Callable[[], bool]) -> bool:
     job.nodes.chosen = list(job.nodes.usable)
     if not job.nodes.chosen:
         return True  # there are too few, which comes next
-    found = _ask(job, look)
+    answers = _ask(job, look)
     if job.must_end():
         return True
-    verdict = None if found["verdict"] is None else preflight.read(found["verdict"])
-    bad = _bad(job, found, verdict)
+    verdict = None if answers["verdict"] is None else preflight.read(answers["verdict"])
+    bad = _bad(job, answers, verdict)
     for node, refusal in bad.items():
         excluded = NodeExcluded(node, "preflight: " + refusal.text, PREFLIGHT, refusal.fault)
         job.exclude(excluded.reason, [node], lambda *_: excluded)  # noqa: B023 - called at once
@@ -48,9 +48,9 @@ def check_nodes(job: Job, look: Callable[[], bool]) -> bool:
     return verdict is not None  # without one, the others are not checked yet
 
 
-def _bad(job: Job, found: Dict[str, Any], verdict: Optional[preflight.Verdict]) -> Dict[str, Refusal]:
+def _bad(job: Job, answers: Dict[str, Any], verdict: Optional[preflight.Verdict]) -> Dict[str, Refusal]:
     """Return why which nodes cannot train."""
-    missed = dict(found["unreached"])
+    missed = dict(answers["unreached"])
     if missed:  # whether the others can train is seen once they are asked without these
         return {
             node: Refusal("Slurm could not start a process there: " + missed[node])
@@ -59,8 +59,8 @@ def _bad(job: Job, found: Dict[str, Any], verdict: Optional[preflight.Verdict]) 
         }
     bad = {}
     for node in job.nodes.chosen:
-        if node in found["failed"]:
-            bad[node] = Refusal(*found["failed"][node])
+        if node in answers["failed"]:
+            bad[node] = Refusal(*answers["failed"][node])
         elif verdict is None and node != job.nodes.chosen[0]:
             continue  # the first node should have said it
         elif verdict is None or node not in verdict.findings:
@@ -79,11 +79,11 @@ def _ask(job: Job, look: Callable[[], bool]) -> Any:
         env = {"SLURMDDP_STEP": "preflight", "SLURMDDP_PREFLIGHT_NODES": " ".join(job.nodes.chosen)}
         limit = job.values.number("join_timeout")
         job.on_nodes(job.logs + "/preflight/%N.log", words, lambda: _look(job, look), limit, env=env)
-        found = job.folder.ask("preflight", job.logs, job.nodes.chosen, patience=60)
-        if not (found["unreached"] and again) or job.must_end():
-            return found
+        answers = job.folder.ask("preflight", job.logs, job.nodes.chosen, patience=60)
+        if not (answers["unreached"] and again) or job.must_end():
+            return answers
         again = False
-        node, text = found["unreached"][0]
+        node, text = answers["unreached"][0]
         job.say("Slurm could not start the preflight on {}: {}; trying once more".format(node, text))
         job.folder.ask("preflight_again", job.logs)
         job.loop.rest(5)
@@ -100,7 +100,7 @@ def measure_network(job: Job, look: Callable[[], bool], measured: List[List[str]
 
     measured: the nodes of earlier measurements. Return False if the run must not continue.
     """
-    found = network.not_measured("")
+    verdict = network.not_measured("")
     for first in (True, False):
         if len(job.nodes.chosen) < 2 or job.nodes.chosen in measured[-1:]:
             return True
@@ -111,18 +111,18 @@ def measure_network(job: Job, look: Callable[[], bool], measured: List[List[str]
             return True
         record = job.folder.ask("network", job.logs, patience=60)
         missing = network.not_measured("see {}/network".format(job.logs))
-        found = missing if record is None else network.read(record)
-        job.say("network: " + found.text)
-        job.event(Network(int(time.monotonic() - began), found.text, found.measured))
-        if not (first and found.bad and job.nodes.enough_without(list(found.bad))):
+        verdict = missing if record is None else network.read(record)
+        job.say("network: " + verdict.text)
+        job.event(Network(int(time.monotonic() - began), verdict.text, verdict.measured))
+        if not (first and verdict.bad and job.nodes.enough_without(list(verdict.bad))):
             break
-        for node, text in found.bad.items():
+        for node, text in verdict.bad.items():
             excluded = NodeExcluded(node, "network: " + text, NETWORK)
             job.exclude(excluded.reason, [node], lambda *_: excluded)  # noqa: B023 - called at once
         job.nodes.choose()
-    if found.measured.result != network.TCP:
+    if verdict.measured.result != network.TCP:
         return True
-    job.decision, job.exit_code, job.cause = FAILED, 1, Cause(found.text)
+    job.decision, job.exit_code, job.cause = FAILED, 1, Cause(verdict.text)
     return False
 
 

@@ -36,8 +36,8 @@ def environment(pid: int) -> Dict[str, str]:
 
 
 def _status(pid: int, key: str) -> str:
-    found = re.search(r"^{}:\s*(\S+)".format(key).encode(), read("/proc/{}/status".format(pid)) or b"", re.MULTILINE)
-    return found.group(1).decode() if found else ""
+    match = re.search(r"^{}:\s*(\S+)".format(key).encode(), read("/proc/{}/status".format(pid)) or b"", re.MULTILINE)
+    return match.group(1).decode() if match else ""
 
 
 class Rank:
@@ -90,7 +90,7 @@ class Rank:
 
     def interrupt(self) -> None:
         """Have the kernel interrupt it, and wait until its memory has stopped growing."""
-        asked = last = self._length()
+        length = last = self._length()
         try:
             os.kill(self.pid, signal.SIGURG)
         except OSError:
@@ -99,7 +99,7 @@ class Rank:
         while time.monotonic() < end:
             time.sleep(_PAUSE)
             now = self._length()
-            if now != asked:
+            if now != length:
                 self.how = "signal"
                 if now == last:
                     break
@@ -119,13 +119,13 @@ def ranks_of(attempt: str) -> List[Rank]:
     """Return the ranks of an attempt, by its rendezvous id. The agent has no RANK; data workers have the rank for their
     parent.
     """
-    found = []
+    ranks = []
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
         variables = environment(pid)
         if variables.get("SLURMDDP_RENDEZVOUS_ID") == attempt and variables.get("RANK", "").isdigit():
             if "RANK" not in environment(int(_status(pid, "PPid") or 0)):
-                found.append(Rank(pid, variables))
-    return found
+                ranks.append(Rank(pid, variables))
+    return ranks
 
 
 def stacks(attempt: str, host: str) -> None:
@@ -145,16 +145,16 @@ def stacks(attempt: str, host: str) -> None:
 
 def kill(attempt: str, number: int) -> bool:
     """Kill one rank, as a crash would. Return whether it is on this node."""
-    found = [rank for rank in ranks_of(attempt) if rank.number == number]
-    for rank in found:
+    ranks = [rank for rank in ranks_of(attempt) if rank.number == number]
+    for rank in ranks:
         os.kill(rank.pid, signal.SIGKILL)
-    return bool(found)
+    return bool(ranks)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Do what the words ask for: stacks ATTEMPT, or kill ATTEMPT RANK (exit code 1 if it is not on this node)."""
-    what, attempt, *more = arguments
-    if what == "kill":
+    action, attempt, *more = arguments
+    if action == "kill":
         return 0 if kill(attempt, int(more[0])) else 1
     stacks(attempt, os.environ.get("SLURMD_NODENAME") or socket.gethostname())
     return 0

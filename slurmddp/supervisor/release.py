@@ -67,8 +67,8 @@ def excluded_in(report: str) -> List[str]:
 
 def nodes_of(text: str, *states: str) -> List[str]:
     """Return the nodes of `scontrol show node -o` in one of these states."""
-    found = re.findall(r"^NodeName=(\S+).*? State=(\S+)", text, re.MULTILINE)
-    return [node for node, state in found if {*states} & {*state.replace("*", "+NOT_RESPONDING").split("+")}]
+    node_states = re.findall(r"^NodeName=(\S+).*? State=(\S+)", text, re.MULTILINE)
+    return [node for node, state in node_states if {*states} & {*state.replace("*", "+NOT_RESPONDING").split("+")}]
 
 
 class Free(NamedTuple):
@@ -86,9 +86,9 @@ def is_free(job: str, nodes: str, ask_slurm: Callable[..., Optional[str]], silen
     report = ask_slurm("scontrol", "show", "node", nodes, "-o") if nodes else ""
     if report is None:
         return Free(False, list(silent))
-    found = nodes_of(report, "DOWN", "NOT_RESPONDING", "FAIL")
-    found = [*silent, *(node for node in found if node not in silent)]
-    return Free(not set(nodes_of(report, "COMPLETING")) - set(found), found)
+    down = nodes_of(report, "DOWN", "NOT_RESPONDING", "FAIL")
+    down = [*silent, *(node for node in down if node not in silent)]
+    return Free(not set(nodes_of(report, "COMPLETING")) - set(down), down)
 
 
 def _is_old(report: str) -> bool:

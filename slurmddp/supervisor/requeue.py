@@ -165,9 +165,9 @@ class Requeue(Never):
         names = ("PATH", "HOME", *_REACH)
         env = {name: os.environ[name] for name in names if name in os.environ}
         events = os.path.join(self._run, "events.jsonl")
-        told = json_lines.dump(Event(HoldReleased(), None, self.attempt, self._id, self._host).write()).decode()
+        event = json_lines.dump(Event(HoldReleased(), None, self.attempt, self._id, self._host).write()).decode()
         nodes = os.environ.get("SLURM_JOB_NODELIST", "")
-        words = [self._job, str(self._restarts), " ".join(excluded), nodes, events, told]
+        words = [self._job, str(self._restarts), " ".join(excluded), nodes, events, event]
         apart: Any = {"start_new_session": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self._loop.start([sys.executable, "-I", "-c", _RELEASE, *words], env, "tool", **apart)
 
@@ -213,8 +213,8 @@ class Chain(Never):
         if done.code != 0:
             return None
         ours = r"^(\d+) \S*afterany:{}\b.*{}/job\.sh".format(re.escape(self._id), re.escape(self._run))
-        found = re.search(ours, done.text, re.MULTILINE)
-        return found.group(1) if found else ""
+        match = re.search(ours, done.text, re.MULTILINE)
+        return match.group(1) if match else ""
 
     def by_others(self, excluded: List[str]) -> str:
         return self._id

@@ -36,9 +36,9 @@ def choose_save(job: Job, look: Callable[[], Any]) -> bool:
         job.loop.run_until(lambda: child.code is not None, 1)
     code = child.code
     child.kill(signal.SIGKILL)
-    found = json_lines.load((job.folder.known(None, "read", answer) or "").encode("utf-8", "surrogateescape"))
-    if found is not None:
-        job.env[CHECKPOINT] = _inside(str(found["checkpoint"]), hosts, saves["watch"])
+    choice = json_lines.load((job.folder.known(None, "read", answer) or "").encode("utf-8", "surrogateescape"))
+    if choice is not None:
+        job.env[CHECKPOINT] = _inside(str(choice["checkpoint"]), hosts, saves["watch"])
         return True
     job.env[CHECKPOINT] = ""
     if job.must_end():
@@ -73,10 +73,10 @@ def main(arguments: Sequence[str]) -> int:
     def write(facts: Any) -> None:
         json_lines.append(log, json_lines.dump(Event(facts, time.time(), int(attempt), node=node).write()))
 
-    found = next_save.before_start(places, _events(log), write)
+    checkpoint = next_save.before_start(places, _events(log), write)
     part = answer + ".part"
     with open(part, "wb") as file:
-        file.write(json_lines.dump({"checkpoint": found}))
+        file.write(json_lines.dump({"checkpoint": checkpoint}))
     os.rename(part, answer)
     return 0
 

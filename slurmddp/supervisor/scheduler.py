@@ -28,8 +28,8 @@ _FIELDS = {
 
 def fields(report: str) -> Dict[str, str]:
     """Return what scontrol says of a job, by the names above, as far as it says it."""
-    found = {name: pattern.search(report) for name, pattern in _FIELDS.items()}
-    return {name: match.group(1) for name, match in found.items() if match}
+    matches = {name: pattern.search(report) for name, pattern in _FIELDS.items()}
+    return {name: match.group(1) for name, match in matches.items() if match}
 
 
 class Local:

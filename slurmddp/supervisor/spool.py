@@ -30,8 +30,8 @@ class Disk:
 
     def folders(self, path: Path) -> List[Tuple[float, str]]:
         """Return the folders in a folder, each with the time of its last change."""
-        found = [(os.lstat(str(path / name)), name) for name in os.listdir(str(path))]
-        return [(facts.st_mtime, name) for facts, name in found if stat.S_ISDIR(facts.st_mode)]
+        entries = [(os.lstat(str(path / name)), name) for name in os.listdir(str(path))]
+        return [(facts.st_mtime, name) for facts, name in entries if stat.S_ISDIR(facts.st_mode)]
 
     def read(self, path: Path, limit: int) -> bytes:
         """Return at most the first `limit` bytes of a file."""
@@ -152,10 +152,10 @@ class Box:
     def _waiting(self) -> List[str]:
         """The messages that may be taken, the oldest first."""
         try:
-            found = self._disk.folders(self.spool)
+            folders = self._disk.folders(self.spool)
         except FileNotFoundError:
             return []
-        ours = sorted((changed, name) for changed, name in found if self._is_ours(name))
+        ours = sorted((changed, name) for changed, name in folders if self._is_ours(name))
         return [name for changed, name in ours if not name.startswith(".") or self._is_abandoned(name, changed)]
 
     def _is_ours(self, name: str) -> bool:

@@ -46,9 +46,9 @@ def terminated(job: Job, number: int) -> None:
     job.count_gpu_time()
     before = job.ledger()
     stop, state = job.stop_file(), job.scheduler.job
-    why = brain.why_signalled(state) if answered else brain.why_unanswered(state, stop)
-    saved = job.saved() if job.settings.must_save and why == TIME_LIMIT else None
-    ending = brain.ending(job.settings, why, before, stop, saved, job.attempt)
+    reason = brain.why_signalled(state) if answered else brain.why_unanswered(state, stop)
+    saved = job.saved() if job.settings.must_save and reason == TIME_LIMIT else None
+    ending = brain.ending(job.settings, reason, before, stop, saved, job.attempt)
     job.ending, job.kept = ending.why, ending.kept
     if ending.withdraw:
         job.scheduler.withdraw()

@@ -46,7 +46,7 @@ class Process(NamedTuple):
 
 def processes() -> Dict[int, Process]:
     """Return the processes of this host by their numbers. They come and go while this reads."""
-    found = {}
+    by_pid = {}
     for name in os.listdir("/proc"):
         status = read("/proc/{}/status".format(name)) if name.isdigit() else None
         if not status:
@@ -54,10 +54,10 @@ def processes() -> Dict[int, Process]:
         lines = dict(line.split(":", 1) for line in status.decode("utf-8", "replace").split("\n") if ":" in line)
         words = {key: (lines.get(key, "").split() or ["0"])[0] for key in ("State", "PPid", "Uid", "NSsid")}
         mine = words["Uid"] == str(os.getuid()) and words["State"] not in ("Z", "X")
-        found[int(name)] = Process(
+        by_pid[int(name)] = Process(
             int(name), int(words["PPid"]), mine, int(words["NSsid"]), lines.get("Name", "").strip()
         )
-    return found
+    return by_pid
 
 
 def began(pid: int) -> Optional[str]:
@@ -79,18 +79,18 @@ class Environment(NamedTuple):
 
 def environment(pid: int, attempt: str) -> Optional[Environment]:
     """Read a process's environment; None if it may not be read."""
-    found = variables(pid)
-    if not found:
+    values = variables(pid)
+    if not values:
         return None
-    inside = [found[name + "RENDEZVOUS_ID"] for name in _INTO_CONTAINER if name + "RENDEZVOUS_ID" in found]
-    elastic = found.get("TORCHELASTIC_RUN_ID") == attempt
-    ids = [found.get("SLURMDDP_RENDEZVOUS_ID", ""), *inside, attempt if elastic else ""]
+    inside = [values[name + "RENDEZVOUS_ID"] for name in _INTO_CONTAINER if name + "RENDEZVOUS_ID" in values]
+    elastic = values.get("TORCHELASTIC_RUN_ID") == attempt
+    ids = [values.get("SLURMDDP_RENDEZVOUS_ID", ""), *inside, attempt if elastic else ""]
     names = ("SLURMDDP_NODE", "SLURMDDP_STEP", *(name + "NODE" for name in _INTO_CONTAINER))
     return Environment(
         next(filter(None, ids), ""),
-        found.get("SLURM_JOB_ID", ""),
-        elastic or any(name in found for name in names),
-        "SLURMDDP_SWEEP" in found,
+        values.get("SLURM_JOB_ID", ""),
+        elastic or any(name in values for name in names),
+        "SLURMDDP_SWEEP" in values,
     )
 
 

@@ -68,8 +68,8 @@ class Watch:
         # A chained job is another one, which may have begun by now; one that Slurm requeues keeps its number.
         going_on = self._newest(JobStarted, Requeued)
         end = self.ending()
-        said = "{}{}".format(end.state or "unknown to Slurm", end.reason and " ({})".format(end.reason))
-        self.say("job {}: {}{}".format(self.job, said, end.exit_code and ", exit code " + end.exit_code))
+        state = "{}{}".format(end.state or "unknown to Slurm", end.reason and " ({})".format(end.reason))
+        self.say("job {}: {}{}".format(self.job, state, end.exit_code and ", exit code " + end.exit_code))
         if going_on is not None:
             facts = going_on.facts
             next_job = facts.next_job if isinstance(facts, Requeued) else going_on.job_id
@@ -94,16 +94,16 @@ class Watch:
         """
         for left in reversed(range(_QUESTIONS)):
             answer = self._ask(["scontrol", "show", "job", self.job, "-o"])[1]
-            found = fields(answer)
-            if "state" not in found:
-                found.update(self._accounted())
-            if "state" in found or "invalid job id" in answer.lower() or not left:
+            record = fields(answer)
+            if "state" not in record:
+                record.update(self._accounted())
+            if "state" in record or "invalid job id" in answer.lower() or not left:
                 break
             self.say("Slurm did not say how job {} is: {}".format(self.job, " ".join(answer.split()) or "no answer"))
             self._rest(_PAUSE)
         event = self._newest(JobStarted, JobEnded, Requeued)
-        node = found.get("batch_host") or (event.node if event else "") or ""
-        return Ending(found.get("state", ""), found.get("reason", ""), found.get("exit_code", ""), node, event)
+        node = record.get("batch_host") or (event.node if event else "") or ""
+        return Ending(record.get("state", ""), record.get("reason", ""), record.get("exit_code", ""), node, event)
 
     def _accounted(self) -> Dict[str, str]:
         """Return what accounting knows of the job."""
@@ -123,14 +123,14 @@ class Watch:
             self.event("no alert", end.state)
             return None
         if isinstance(facts, JobStarted):
-            what = "job.sh ended without running its traps"
+            message = "job.sh ended without running its traps"
         elif end.state == "CANCELLED":
             self.say("cancelled while pending: no alert needed")
             self.event("no alert", end.state)
             return None
         else:
-            what = "the job ended while pending" if end.event else "the job ended before it started"
-        cause = self.cause(end, what)
+            message = "the job ended while pending" if end.event else "the job ended before it started"
+        cause = self.cause(end, message)
         self.say("alert: " + cause)
         self.event("alerted", end.state)
         following = "{}; slurmddp submit --resume {} continues it".format(NEVER_AGAIN, os.path.basename(self.run))
@@ -181,8 +181,8 @@ class Watch:
             complain("the watchdog job could not write: {}".format(error))
 
     def _newest(self, *kinds: type) -> Optional[events.Event]:
-        found = self.files.newest(events.names(*kinds))
-        return events.read(found) if found else None
+        event = self.files.newest(events.names(*kinds))
+        return events.read(event) if event else None
 
 
 def asks(env: Dict[str, str]) -> Ask:
@@ -195,8 +195,8 @@ def asks(env: Dict[str, str]) -> Ask:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return 1, str(error)
-        said = done.stdout if done.returncode == 0 else done.stdout + done.stderr
-        return done.returncode, said.decode("utf-8", "replace")
+        output = done.stdout if done.returncode == 0 else done.stdout + done.stderr
+        return done.returncode, output.decode("utf-8", "replace")
 
     return ask
 

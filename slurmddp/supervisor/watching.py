@@ -47,35 +47,35 @@ class Watching:
         job, now = self._job, self._job.moment()
         seldom, beats = self._watch.is_seldom(now), job.values.yes("elastic")
         try:
-            found = job.folder.ask("look", job.attempt, job.logs, job.events_read, seldom, beats)
+            changes = job.folder.ask("look", job.attempt, job.logs, job.events_read, seldom, beats)
         except Unavailable:
-            found = None
-        if found is not None:
-            self._read(found)
+            changes = None
+        if changes is not None:
+            self._read(changes)
         job.count_gpu_time()
         around = self._around._replace(gpu_seconds=self._watch.ledger.gpu_seconds)
         self.carry_out(self._watch.look(around, now))
         job.messages.poll()
         job.guard.look()
-        return bool(found and found.get("unreached"))
+        return bool(changes and changes.get("unreached"))
 
     def read_events(self) -> None:
         """Read what the ranks wrote until their end."""
-        found = self._job.folder.known(None, "new_lines", self._job.events_read)
-        if found is not None:
-            self._take(found)
+        lines = self._job.folder.known(None, "new_lines", self._job.events_read)
+        if lines is not None:
+            self._take(lines)
 
-    def _read(self, found: Dict[str, Any]) -> None:
-        self._take(found["events"])
-        self._around = self._around._replace(marker=marker_of(found["marker"]), stop=found["stop"])
-        if "failures" in found:
+    def _read(self, changes: Dict[str, Any]) -> None:
+        self._take(changes["events"])
+        self._around = self._around._replace(marker=marker_of(changes["marker"]), stop=changes["stop"])
+        if "failures" in changes:
             chosen = self._job.nodes.chosen  # the preflight may have excluded others for it
-            unreached = tuple((node, text) for node, text in found["unreached"] if node in chosen)
-            known = self._around._replace(failures=found["failures"], newest_start=found["newest_start"])
+            unreached = tuple((node, text) for node, text in changes["unreached"] if node in chosen)
+            known = self._around._replace(failures=changes["failures"], newest_start=changes["newest_start"])
             self._around = known._replace(unreached=unreached)
 
-    def _take(self, found: Lines) -> None:
-        self._job.events_read, lines = found
+    def _take(self, new_lines: Lines) -> None:
+        self._job.events_read, lines = new_lines
         for line in lines:
             self._event(line)
 

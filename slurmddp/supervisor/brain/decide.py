@@ -98,8 +98,8 @@ def _nobody_asked(settings: Settings, facts: Facts) -> bool:
 def _after_failure(settings: Settings, facts: Facts, ledger: Ledger) -> Decision:
     cause = best_cause(facts)
     exclude: Tuple[Tuple[str, str], ...] = ()
-    said = ((node, facts.refused.get(node)) for node in facts.chosen)
-    refused = [(node, refusal.text) for node, refusal in said if refusal is not None and refusal.fault == USER]
+    refusals = ((node, facts.refused.get(node)) for node in facts.chosen)
+    refused = [(node, refusal.text) for node, refusal in refusals if refusal is not None and refusal.fault == USER]
     if not settings.preflight and refused:
         # Without a preflight, node.sh says it at the start. On some nodes only, these are not used again.
         node, text = refused[-1]
@@ -133,13 +133,13 @@ def _break(settings: Settings, facts: Facts, decision: Decision) -> Decision:
             cause = facts.stranger._replace(text=facts.stranger.text + more)
             return decision._replace(cause=cause, ledger=ledger)
     ledger = ledgers.count_failure(settings, ledger, facts.attempt, facts.uncounted)
-    why, step = facts.hopeless, stuck(ledger.failures, settings.breaker)
-    if not why and step is not None:
-        why = "{} starts in a row crashed before step {}".format(settings.breaker, step + 1)
-    if not why:
+    reason, step = facts.hopeless, stuck(ledger.failures, settings.breaker)
+    if not reason and step is not None:
+        reason = "{} starts in a row crashed before step {}".format(settings.breaker, step + 1)
+    if not reason:
         return decision._replace(ledger=ledger)
-    cause = decision.cause if facts.hopeless and facts.abandoned else decision.cause._replace(more=why)
-    marker = Marker("no progress", why, cause.text, rank=cause.rank, node=cause.node)
+    cause = decision.cause if facts.hopeless and facts.abandoned else decision.cause._replace(more=reason)
+    marker = Marker("no progress", reason, cause.text, rank=cause.rank, node=cause.node)
     return decision._replace(what=FAILED, cause=cause, ledger=ledger, marker=marker)
 
 

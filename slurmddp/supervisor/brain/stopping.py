@@ -72,9 +72,9 @@ def why_unanswered(job: Job, stop: Optional[str]) -> str:
     Without a hint, it is handled like a time limit: scancel itself needs a controller that answers, so a cancel is the
     least likely reason, and a run that continues by mistake costs less than one that stops by mistake.
     """
-    why = why_signalled(job)
-    if why != CANCELLED or job.state == "CANCELLED":
-        return why
+    reason = why_signalled(job)
+    if reason != CANCELLED or job.state == "CANCELLED":
+        return reason
     return stop if stop in (TIME_LIMIT, PREEMPTION) else TIME_LIMIT
 
 

@@ -222,8 +222,8 @@ class Watch:
         self._recovering = None
         most = self._settings.breaker_from_zero
         if facts.how == "from zero" and most is not None and self.ledger.from_zero > most:
-            why = "the script began at step 1 again in {} starts that followed another one (at most {} may)"
-            return actions + self._give_up(why.format(self.ledger.from_zero, most))
+            reason = "the script began at step 1 again in {} starts that followed another one (at most {} may)"
+            return actions + self._give_up(reason.format(self.ledger.from_zero, most))
         return actions
 
     def on_keeping_save(self, event: Event, facts: ranks.KeepingSave, now: Moment) -> None:
@@ -269,14 +269,14 @@ class Watch:
             *self._end_leftovers(around, now),
         ]
 
-    def _give_up(self, why: str) -> Actions:
-        self.hopeless = self.hopeless or why
-        return self._abandon(why)
+    def _give_up(self, reason: str) -> Actions:
+        self.hopeless = self.hopeless or reason
+        return self._abandon(reason)
 
-    def _abandon(self, why: str) -> Actions:
+    def _abandon(self, reason: str) -> Actions:
         """Stop an attempt that cannot succeed: torchrun itself would wait for minutes."""
-        self.abandoned = self.abandoned or why
-        return [Say("terminating the attempt: " + why), Terminate()]
+        self.abandoned = self.abandoned or reason
+        return [Say("terminating the attempt: " + reason), Terminate()]
 
     def _see_unreached(self, around: Around) -> Actions:
         """Where Slurm cannot start a task, srun may wait for the others for ten minutes."""
@@ -349,8 +349,8 @@ class Watch:
             return []
         if self._overdue is None:
             self._overdue = now.seconds
-            why = "the cancel" if cancelled else "the request to stop"
-            text = "the ranks did not exit within {} s after {}: terminating them".format(grace, why)
+            trigger = "the cancel" if cancelled else "the request to stop"
+            text = "the ranks did not exit within {} s after {}: terminating them".format(grace, trigger)
             return [Say(text), Write(RanksTerminated(str(around.stop), grace)), Terminate()]
         if now.seconds - self._overdue >= _KILL_AFTER:
             self._overdue = now.seconds
