@@ -31,10 +31,10 @@ def problems(prepared: Prepared) -> Iterator[UserError]:
     if (path := prepared.plan.accelerate) is None:
         return
     try:
-        found = list(_refused(_values(path), path, prepared.plan))
+        errors = list(_refused(_values(path), path, prepared.plan))
     except UserError as error:
-        found = [error]
-    for each in found:
+        errors = [error]
+    for each in errors:
         each.where = prepared.resolved.location("launch", "accelerate")
         yield each
 
@@ -46,11 +46,11 @@ def ignored(prepared: Prepared) -> list[str]:
         values = _values(plan.accelerate) if plan.accelerate else {}
     except UserError:
         return []  # `problems` says why
-    said = {"num_machines": plan.nodes.max, "num_processes": plan.nodes.world, "gpu_ids": "all"}
+    of_job = {"num_machines": plan.nodes.max, "num_processes": plan.nodes.world, "gpu_ids": "all"}
     return [
         f"{key} {values[key]}"
-        for key, own in said.items()
-        if own is not None and values.get(key) not in (None, own, str(own), -1)  # -1: left open
+        for key, planned in of_job.items()
+        if planned is not None and values.get(key) not in (None, planned, str(planned), -1)  # -1: left open
     ]
 
 
@@ -83,25 +83,25 @@ def _values(path: str) -> Mapping[str, Any]:
     return values
 
 
-def _not_a_config(path: str, why: str) -> UserError:
+def _not_a_config(path: str, reason: str) -> UserError:
     todo = "set launch.accelerate to a file that `accelerate config` has written"
-    return UserError(f"{path} is not a config file of Accelerate: it {why}", todo=todo)
+    return UserError(f"{path} is not a config file of Accelerate: it {reason}", todo=todo)
 
 
 def _refused(values: Mapping[str, Any], path: str, plan: Plan) -> Iterator[UserError]:
     kind = "NO" if values["distributed_type"] is False else str(values["distributed_type"])  # YAML 1.1 reads NO so
     if values.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
-        told = f"{path} is for {values['compute_environment']}, not for a cluster"
-        yield UserError(told, todo="run `accelerate config` again, and choose `This machine`")
+        message = f"{path} is for {values['compute_environment']}, not for a cluster"
+        yield UserError(message, todo="run `accelerate config` again, and choose `This machine`")
     elif kind in ("TPU", "XLA"):
-        told = f"{path} has distributed_type {kind}: slurmddp starts ranks on GPUs and CPUs, not on TPUs"
-        yield UserError(told, todo="set it to MULTI_GPU, FSDP or DEEPSPEED")
+        message = f"{path} has distributed_type {kind}: slurmddp starts ranks on GPUs and CPUs, not on TPUs"
+        yield UserError(message, todo="set it to MULTI_GPU, FSDP or DEEPSPEED")
     elif kind == "NO" and plan.nodes.world != 1:
-        told = f"{path} has distributed_type NO, which is for one rank; this job starts {plan.nodes.world or 'more'}"
-        yield UserError(told, todo="set it to MULTI_GPU, or to MULTI_CPU without GPUs")
+        message = f"{path} has distributed_type NO, which is for one rank; this job starts {plan.nodes.world or 'more'}"
+        yield UserError(message, todo="set it to MULTI_GPU, or to MULTI_CPU without GPUs")
     if _part(values, "mpirun_config").get("mpirun_hostfile"):
-        told = f"{path} has mpirun_config, but torchrun starts the ranks of this job, not mpirun"
-        yield UserError(told, todo="remove mpirun_config from the file")
+        message = f"{path} has mpirun_config, but torchrun starts the ranks of this job, not mpirun"
+        yield UserError(message, todo="remove mpirun_config from the file")
     yield from _deepspeed(_part(values, "deepspeed_config").get("deepspeed_config_file"), path, plan)
 
 
@@ -112,11 +112,11 @@ def _deepspeed(named: object, path: str, plan: Plan) -> Iterator[UserError]:
     file = os.path.normpath(os.path.join(plan.cwd, named))
     binds = [bind.source for bind in plan.container.binds]
     if not os.path.isfile(file):
-        told = f"deepspeed_config_file {named} of {path} does not exist"
-        yield UserError(told, todo="correct it; a relative path starts at the current directory")
+        message = f"deepspeed_config_file {named} of {path} does not exist"
+        yield UserError(message, todo="correct it; a relative path starts at the current directory")
     elif plan.container.image and not any(Path(file).is_relative_to(source) for source in binds):
-        told = f"the container does not see deepspeed_config_file {named} of {path}"
-        yield UserError(told, todo=f"add a bind: --set container.binds=[{file}]")
+        message = f"the container does not see deepspeed_config_file {named} of {path}"
+        yield UserError(message, todo=f"add a bind: --set container.binds=[{file}]")
 
 
 def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -37,8 +37,8 @@ def avoid(prepared: Prepared) -> Avoided:
     bad = bad_nodes(site.name, site.exclude_bad_nodes_for, now)
     if not bad or "--exclude" in site.unsupported_flags:
         return Avoided()
-    own = _values(plan.sbatch, "--exclude")
-    if _values(plan.sbatch, *_CHOSEN) or any("/" in value for value in own):  # a file of names is not a list
+    excluded = _values(plan.sbatch, "--exclude")
+    if _values(plan.sbatch, *_CHOSEN) or any("/" in value for value in excluded):  # a file of names is not a list
         return Avoided((), (f"the job chooses its nodes itself, so bad nodes are not excluded: {_LIST}",))
     there = _nodes(",".join(_values(plan.sbatch, "--partition")))
     if there is None:
@@ -54,7 +54,7 @@ def avoid(prepared: Prepared) -> Avoided:
         warnings.append(f"{len(known) - most} bad nodes are not excluded ({limit}): {_LIST}")
     if not chosen:
         return Avoided((), tuple(warnings))
-    return Avoided((f"--exclude={','.join([*own, *(each.node for each in chosen)])}",), tuple(warnings))
+    return Avoided((f"--exclude={','.join([*excluded, *(each.node for each in chosen)])}",), tuple(warnings))
 
 
 def _line(bad: BadNode, now: float) -> str:
@@ -75,6 +75,6 @@ def _nodes(partitions: str) -> set[str] | None:
     except ExternalError:
         return None
     rows = [line.split() for line in answer.out.splitlines() if line.count(" ") == 1]
-    wanted = partitions.split(",") if partitions else ()
-    found = {node for node, name in rows if (name.rstrip("*") in wanted if wanted else name.endswith("*"))}
-    return found if answer.code == 0 and found else None
+    names = partitions.split(",") if partitions else ()
+    nodes = {node for node, name in rows if (name.rstrip("*") in names if names else name.endswith("*"))}
+    return nodes if answer.code == 0 and nodes else None

@@ -78,31 +78,31 @@ def _layers(site_layer: Document, environment: Mapping[str, str]) -> _Layers:
     return validate(_Layers, Layered(tree, merged.origins, {}))
 
 
-def _sbatch_options(site: Site, wanted: _Resources) -> tuple[str, ...]:
+def _sbatch_options(site: Site, defaults: _Resources) -> tuple[str, ...]:
     """Return the options for one task on one node, without GPUs, in this site's form."""
-    own, unsupported = site.images.on_node, set(site.unsupported_flags)
-    name = own.partition or wanted.partition
+    settings, unsupported = site.images.on_node, set(site.unsupported_flags)
+    name = settings.partition or defaults.partition
     partition = site.partitions.get(name or "", Partition.model_construct())
     form = dict(partition.ask) if partition.ask is not None else {"partition": name}
     # The QOS of jobs goes with their own partition.
-    qos = form.get("qos") or (wanted.qos if own.partition is None else None)
-    time = own.time or min(_HOUR, partition.max_time or _HOUR)
+    qos = form.get("qos") or (defaults.qos if settings.partition is None else None)
+    time = settings.time or min(_HOUR, partition.max_time or _HOUR)
     options = [
         ("--nodes", "1"),
         ("--ntasks", "1"),
-        ("--cpus-per-task", own.cpus_per_node or site.images.processors),
-        ("--mem", f"{own.mem_per_node}M" if own.mem_per_node else None),
+        ("--cpus-per-task", settings.cpus_per_node or site.images.processors),
+        ("--mem", f"{settings.mem_per_node}M" if settings.mem_per_node else None),
         ("--time", slurm_time(time)),
         ("--partition", form.get("partition")),
-        ("--account", own.account or wanted.account),
+        ("--account", settings.account or defaults.account),
         ("--qos", qos),
         ("--constraint", form.get("constraint")),
         # What the registry wants to know stands in the environment, and nowhere else.
         ("--export", "ALL"),
     ]
-    left_out = unsupported | {extra.split("=")[0] for extra in own.sbatch}
+    left_out = unsupported | {extra.split("=")[0] for extra in settings.sbatch}
     lines = [f"{flag}={value}" for flag, value in options if value is not None and flag not in left_out]
-    return (*lines, *(flag for flag in ("--no-requeue",) if flag not in left_out), *own.sbatch)
+    return (*lines, *(flag for flag in ("--no-requeue",) if flag not in left_out), *settings.sbatch)
 
 
 #: Seconds between two looks at the log, and between two questions to Slurm, which have time: the log tells of the end.
@@ -152,12 +152,12 @@ def end(job: BuildJob, report: Callable[[str], None]) -> None:
 
     tell(f"cancelling job {job.id}")
     deadline = time.monotonic() + CANCEL_WAIT
-    asked = False
+    is_cancelled = False
     while time.monotonic() < deadline:
         try:
-            if not asked:
+            if not is_cancelled:
                 job.scheduler.cancel(job.id)
-                asked = True
+                is_cancelled = True
             view = job.scheduler.job(job.id)
             if view is None or view.state.over:
                 return
@@ -260,11 +260,11 @@ def _verdict(job: BuildJob, view: JobView | None, log: _Log) -> UserError | Exte
         )
     where = f" on {view.nodes}" if view.nodes else ""
     more = "set a larger images.on_node.{} in the site profile"
-    why, todo = {
+    reason, todo = {
         JobState.TIMED_OUT: ("reached its time limit", more.format("time")),
         JobState.OUT_OF_MEMORY: ("ran out of memory", more.format("mem_per_node")),
         JobState.CANCELLED: ("was cancelled", ""),
         JobState.PREEMPTED: ("was preempted", "try again, or set another images.on_node.partition"),
         JobState.NODE_FAILED: ("lost its node", "try again"),
     }.get(view.state, (f"ended in state {view.word}", ""))
-    return ExternalError(f"job {job.id} {why}{where}: no image was made" + (f"\n  -> {todo}" if todo else ""))
+    return ExternalError(f"job {job.id} {reason}{where}: no image was made" + (f"\n  -> {todo}" if todo else ""))

@@ -113,8 +113,8 @@ def named_site(site: str | None, environment: Mapping[str, str]) -> tuple[str, S
     from slurmddp.sites.select import select
 
     catalogue = Catalogue(environment)
-    found = select(catalogue, environment, site)
-    return (found[0], *catalogue.load(found[0])) if found else None
+    selection = select(catalogue, environment, site)
+    return (selection[0], *catalogue.load(selection[0])) if selection else None
 
 
 def rules_of(site: str | None, environment: Mapping[str, str] = os.environ) -> Rules:
@@ -164,12 +164,12 @@ def used_images() -> list[Path]:
     """Return the images of all indexed runs whose folders exist: they may be resumed at any time."""
     from slurmddp.run import index, manifest
 
-    found = []
+    paths = []
     for entry in index.entries():
         try:
             image = manifest.read(entry.folder).get("image")
         except UserError:
             continue  # a folder of the index's that is no run's any more
         if isinstance(image, dict) and image.get("path"):
-            found.append(Path(str(image["path"])))
-    return found
+            paths.append(Path(str(image["path"])))
+    return paths

@@ -36,21 +36,21 @@ def imported_elsewhere(plan: Plan, found: Survey, script: str) -> Iterator[str]:
             continue
         place = next((base for base in bases if _package(base, name)), None)
         if place is not None:
-            what = f"{shown(script)} imports {name}, an editable install: the ranks import {shown(str(place))}"
-            what += ", where a later edit changes a job that waits, not the copy"
+            message = f"{shown(script)} imports {name}, an editable install: the ranks import {shown(str(place))}"
+            message += ", where a later edit changes a job that waits, not the copy"
         elif (place := _beside(path, name)) is not None:
             copied = "the copy has it where Python does not look" if _inside(place, found.root) else "it is not copied"
-            what = f"{shown(script)} imports {name}, and {shown(str(place))} is not what the ranks import: {copied}"
+            message = f"{shown(script)} imports {name}, and {shown(str(place))} is not what the ranks import: {copied}"
         else:
             continue
         root = Path(os.path.commonpath([found.root, place]))
         if root not in (found.root, found.root.parent):  # the script and the package are not of one project
-            yield f"{what}; to run a copy, install it without -e"
+            yield f"{message}; to run a copy, install it without -e"
             continue
         options = [] if root == found.root else [f"--set train.project={shown(str(root))}"]
         if place != root:
             options.append(f"--set environment.PYTHONPATH={{run}}/code/project/{place.relative_to(root)}")
-        yield f"{what}; to run the copy of it: {' '.join(options)}"
+        yield f"{message}; to run the copy of it: {' '.join(options)}"
 
 
 def _variables(plan: Plan) -> set[str]:
@@ -103,25 +103,25 @@ def _bases(plan: Plan) -> list[Path]:
     if plan.job.setup and not activated and plan.container.python_of_setup:
         return []  # a module or conda line may bring another Python
     prefix = Path(activated[-1]) if activated else Path(plan.container.python).parent.parent
-    found: list[Path] = []
+    folders: list[Path] = []
     for packages in prefix.glob("lib/python3*/site-packages") if prefix.is_absolute() else ():
         for each in sorted(packages.glob("*.dist-info/direct_url.json")):
             root = _editable(each)
-            found += [] if root is None else [root / "src", root]
+            folders += [] if root is None else [root / "src", root]
         for each in sorted([*packages.glob("*.pth"), *packages.glob("*.egg-link")]):
             try:
                 lines = each.read_text(encoding="utf-8", errors="replace")[:_BYTES].splitlines()
             except OSError:
                 continue  # Python cannot read it, either
-            found += [Path(line.strip()) for line in lines if line.startswith("/")]
-    return found
+            folders += [Path(line.strip()) for line in lines if line.startswith("/")]
+    return folders
 
 
 def _editable(record: Path) -> Path | None:
     """Return the folder of a package that pip or uv has installed in editable mode (direct_url.json, PEP 610)."""
     try:
-        told = json.loads(record.read_bytes()[:_BYTES])
-        url = urlsplit(told["url"])
-        return Path(unquote(url.path)) if url.scheme == "file" and told["dir_info"].get("editable") else None
+        origin = json.loads(record.read_bytes()[:_BYTES])
+        url = urlsplit(origin["url"])
+        return Path(unquote(url.path)) if url.scheme == "file" and origin["dir_info"].get("editable") else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # not installed from a folder

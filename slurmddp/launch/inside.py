@@ -56,11 +56,11 @@ def running_attempt(folder: OwnRun) -> Attempt:
     state = judge(view, facts)
     if state.state not in ("running", "stopping"):
         raise UserError(f"run {folder.id} is not running: {state.line}")
-    started, told = next(of(facts.events[::-1], AttemptStarted), (None, None))
+    started, start = next(of(facts.events[::-1], AttemptStarted), (None, None))
     number = started.attempt if started else None
-    if not started or not told or number is None or number != facts.attempt or facts.attempt_ended is not None:
+    if not started or not start or number is None or number != facts.attempt or facts.attempt_ended is not None:
         raise UserError(f"run {folder.id} has no ranks at the moment", todo=f"wait: slurmddp logs {folder.id} -f")
-    nodes = tuple(told.nodes.split())
+    nodes = tuple(start.nodes.split())
     return Attempt(folder, facts.job_id, number, nodes, f"{folder.id}-{started.job_id}-{number}")
 
 

@@ -57,8 +57,8 @@ def near(path: Path) -> str | None:
         ]
     except OSError:
         return None
-    found = difflib.get_close_matches(path.name, names, 1, 0.6)
-    return f"did you mean {path.parent / found[0]}?" if found else None
+    matches = difflib.get_close_matches(path.name, names, 1, 0.6)
+    return f"did you mean {path.parent / matches[0]}?" if matches else None
 
 
 def batch_line(script: Path) -> int | None:

@@ -36,10 +36,10 @@ def with_share(resolved: Resolved, cluster: Cluster | None = None) -> tuple[Reso
     Nothing is asked, or changed, if the user or the profile says how many cores, or if the job has no GPUs. If nodes
     differ, the smallest share is taken, which each of them can give.
     """
-    wanted, partition, rejected = resolved.job.resources, partition_of(resolved), resolved.site.unsupported_flags
-    gpus = partition.gpus_per_node if wanted.gpus_per_node is None else wanted.gpus_per_node
-    chosen = any(extra.split("=")[0] in _CHOSEN for extra in wanted.sbatch_extra)
-    known = wanted.cpus_per_node or partition.cpus_per_node
+    resources, partition, rejected = resolved.job.resources, partition_of(resolved), resolved.site.unsupported_flags
+    gpus = partition.gpus_per_node if resources.gpus_per_node is None else resources.gpus_per_node
+    chosen = any(extra.split("=")[0] in _CHOSEN for extra in resources.sbatch_extra)
+    known = resources.cpus_per_node or partition.cpus_per_node
     if not resolved.site.queues or not gpus or known or chosen or is_auto(resolved):
         return resolved, []
     cluster = cluster or Cluster()
@@ -52,37 +52,37 @@ def with_share(resolved: Resolved, cluster: Cluster | None = None) -> tuple[Reso
     values: dict[str, Any] = {"cpus_per_node": least.cpus}
     mem = min(share.memory for share in shares)
     # 1 MiB is Slurm's default where nobody has written how much a node has.
-    if mem > 1 and wanted.mem_per_node is None and partition.mem_per_node is None and "--mem" not in rejected:
+    if mem > 1 and resources.mem_per_node is None and partition.mem_per_node is None and "--mem" not in rejected:
         values["mem_per_node"] = mem
-    part = "all" if wanted.exclusive else f"{gpus} of {least.gpus} GPUs"
+    part = "all" if resources.exclusive else f"{gpus} of {least.gpus} GPUs"
     text = f"{least.cpus} cores" + (f" and {memory(mem)} of memory" if len(values) > 1 else "") + " per node"
-    told = f"asks for {text}: {part} of {least.node} ({_SOURCE}); resources.cpus_per_node overrides it"
+    message = f"asks for {text}: {part} of {least.node} ({_SOURCE}); resources.cpus_per_node overrides it"
     keys: dict[Key, Any] = {("resources", key): value for key, value in values.items()}
-    return resolved.laid(keys, SLURM_LAYER, f"{_SOURCE}: {part} of {least.node}"), [Note("note", told)]
+    return resolved.laid(keys, SLURM_LAYER, f"{_SOURCE}: {part} of {least.node}"), [Note("note", message)]
 
 
 def _shares(resolved: Resolved, gpus: int, cluster: Cluster) -> list[_Share] | None:
     """Return the share of each node that the job could get, of those that are up if there are any; None if unknown."""
-    wanted, ask = resolved.job.resources, partition_of(resolved).ask
-    names = (ask.get("partition") if ask is not None else wanted.partition) or ""
+    resources, ask = resolved.job.resources, partition_of(resolved).ask
+    names = (ask.get("partition") if ask is not None else resources.partition) or ""
     nodes, rows = cluster.all_nodes, [cluster.partition(name) for name in (names.split(",") if names else [None])]
     if nodes is None or cluster.partitions is None:
         return None
     features = {
-        feature for feature in ((ask or {}).get("constraint"), wanted.constraint) if feature and feature.isalnum()
+        feature for feature in ((ask or {}).get("constraint"), resources.constraint) if feature and feature.isalnum()
     }
-    found = []
+    shares = []
     for node in nodes:
         limits = [row for row in rows if row and row["PartitionName"] in node.partitions]
-        have = _gpus(node, wanted.gpu_type)
+        have = _gpus(node, resources.gpu_type)
         if limits and have >= gpus and features <= set(node.features):
             cpus = min(cluster.cpus(node, row) for row in limits)
             mem = min(cluster.memory(node, row) for row in limits)
-            taken = have if wanted.exclusive else gpus
+            taken = have if resources.exclusive else gpus
             if cpus:
-                found.append((node, _Share(max(1, cpus * taken // have), mem * taken // have, have, node.name)))
-    up = [share for node, share in found if node.usable]
-    return up or [share for _, share in found]
+                shares.append((node, _Share(max(1, cpus * taken // have), mem * taken // have, have, node.name)))
+    up = [share for node, share in shares if node.usable]
+    return up or [share for _, share in shares]
 
 
 def _gpus(node: Node, kind: str | None) -> int:

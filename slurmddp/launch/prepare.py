@@ -57,7 +57,7 @@ def prepare(request: Request, *, strict: bool = True, cluster: Cluster | None = 
     refuse_secrets(resolved)
     cwd = _cwd(request.environment)
     resolved = with_gpus(_with_project(resolved, cwd), request.environment)
-    resolved, found = with_active(resolved, request.environment)
+    resolved, active_notes = with_active(resolved, request.environment)
     if strict:
         errors += [
             *resolved.mistakes,
@@ -78,7 +78,7 @@ def prepare(request: Request, *, strict: bool = True, cluster: Cluster | None = 
     prepared = None
     with collecting(errors):
         plan = _planned(resolved, context, errors)
-        prepared = Prepared(resolved, plan._replace(notes=(*found, *notes, *plan.notes)), resumed)
+        prepared = Prepared(resolved, plan._replace(notes=(*active_notes, *notes, *plan.notes)), resumed)
         if errors:
             from slurmddp.launch.problems import refuse_problems
 

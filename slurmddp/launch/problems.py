@@ -36,16 +36,16 @@ def refusals(prepared: Prepared, *, program: bool = True) -> list[UserError]:
 
     program: False if what is wrong with the program is known.
     """
-    found = [*problems(prepared, program=program), *absent_secrets(prepared.plan)]
-    with collecting(found):
+    errors = [*problems(prepared, program=program), *absent_secrets(prepared.plan)]
+    with collecting(errors):
         refuse_root(Path(prepared.plan.runs_root), prepared.plan.job.name)
-    return found
+    return errors
 
 
 def refuse_problems(prepared: Prepared, *, program: bool = True) -> None:
     """Raise one UserError that lists all refusals."""
-    if found := refusals(prepared, program=program):
-        raise together(found)
+    if errors := refusals(prepared, program=program):
+        raise together(errors)
 
 
 def unknown_here(plan: Plan, errors: Iterable[UserError]) -> list[UserError]:
@@ -76,15 +76,15 @@ def problems(prepared: Prepared, *, program: bool = True) -> Iterator[UserError]
 def absent_here(prepared: Prepared, *, program: bool = True) -> Iterator[UserError]:
     """Yield what the job names and this machine lacks, whatever the site. program: as for `refusals`."""
     plan, resolved = prepared.plan, prepared.resolved
-    said = resolved.job.container
-    of_job = " --job JOB.yaml" if said.recipe or said.base else ""
+    container = resolved.job.container
+    of_job = " --job JOB.yaml" if container.recipe or container.base else ""
     yield from _finished(prepared)
     yield from _image(plan, resolved.site, resolved.location("container", "image"), of_job)
     yield from absent_inputs(prepared)
     yield from absent_workdir(prepared)
-    told = {plan.workdir, *(host for *_, host in _inputs(prepared))}
+    inputs = {plan.workdir, *(host for *_, host in _inputs(prepared))}
     for bind in plan.container.binds:
-        if not bind.by_site and bind.source not in told and not os.path.exists(bind.source):
+        if not bind.by_site and bind.source not in inputs and not os.path.exists(bind.source):
             yield ElsewhereError(
                 f"the bind source {bind.source} does not exist",
                 where=resolved.location("container", "binds"),
@@ -100,15 +100,15 @@ def _expedite(plan: Plan) -> Iterator[UserError]:
     config = Cluster().config if plan.recovery.expedite else None
     if config is None:  # nobody knows; sbatch will tell
         return
-    found = re.match(r"(\d+)\.(\d+)", text := config.get("SLURM_VERSION", ""))
-    if found and (int(found[1]), int(found[2])) < _EXPEDITES:
-        why = f"needs Slurm 25.11, and this cluster has {text}"
+    match = re.match(r"(\d+)\.(\d+)", text := config.get("SLURM_VERSION", ""))
+    if match and (int(match[1]), int(match[2])) < _EXPEDITES:
+        reason = f"needs Slurm 25.11, and this cluster has {text}"
     elif "enable_expedited_requeue" not in config.get("SlurmctldParameters", "enable_expedited_requeue").lower():
-        why = "is off on this cluster: its SlurmctldParameters have no enable_expedited_requeue"
+        reason = "is off on this cluster: its SlurmctldParameters have no enable_expedited_requeue"
     else:
         return
     yield UserError(
-        f"requeue: expedite {why}", where=f"site {plan.site.name}", todo="write `requeue: allowed` in the profile"
+        f"requeue: expedite {reason}", where=f"site {plan.site.name}", todo="write `requeue: allowed` in the profile"
     )
 
 
@@ -127,11 +127,11 @@ def _finished(prepared: Prepared) -> Iterator[UserError]:
 
 def absent_inputs(prepared: Prepared) -> Iterator[UserError]:
     """Yield the inputs that are not on this machine: the dataset, and the weights that it starts from."""
-    for what, key, path, host in _inputs(prepared):
+    for label, key, path, host in _inputs(prepared):
         if not os.path.exists(host):
             seen = f" ({host} on this machine)" if host != path else ""
             yield ElsewhereError(
-                f"{what} {path}{seen} does not exist",
+                f"{label} {path}{seen} does not exist",
                 where=prepared.resolved.location(*key),
                 todo="correct the path (relative paths start at the current directory), or add a bind",
             )
@@ -160,8 +160,8 @@ def _inputs(prepared: Prepared) -> Iterator[tuple[str, tuple[str, ...], str, str
     weights = plan.runtime_job["train"]["init_from"] if plan.runtime_job else None
     if weights is not None:
         given.append(("the weights", ("train", "init_from"), weights))
-    for what, key, path in given:
-        yield what, key, path, host_path(path, plan.container.binds)
+    for label, key, path in given:
+        yield label, key, path, host_path(path, plan.container.binds)
 
 
 def driver_verdict(prepared: Prepared) -> Verdict | None:
@@ -202,9 +202,9 @@ def _image(plan: Plan, site: Site, where: str, of_job: str) -> Iterator[UserErro
             where=where,
             todo="set container.image to a .sif file, or build or copy this one again",
         )
-    elif os.path.isfile(image) and (found := _foreign(Path(image), site)):
+    elif os.path.isfile(image) and (architecture := _foreign(Path(image), site)):
         yield UserError(
-            f"{image} is for {found}, but the nodes of site {site.name} are {site.architecture}",
+            f"{image} is for {architecture}, but the nodes of site {site.name} are {site.architecture}",
             where=where,
             todo=f"build it on a machine that is {site.architecture}: slurmddp build-image --on-node",
         )
@@ -216,9 +216,9 @@ def _image(plan: Plan, site: Site, where: str, of_job: str) -> Iterator[UserErro
 
 def _foreign(image: Path, site: Site) -> str | None:
     """Return the image's architecture if the site's nodes are known to have another one."""
-    found = sif_architecture(image)
-    runs = {"x86_64": ("amd64", "386"), "aarch64": ("arm64",)}.get(site.architecture or "", (found,))
-    return None if found is None or found in runs else found
+    architecture = sif_architecture(image)
+    runs = {"x86_64": ("amd64", "386"), "aarch64": ("arm64",)}.get(site.architecture or "", (architecture,))
+    return None if architecture is None or architecture in runs else architecture
 
 
 def _program(prepared: Prepared) -> Iterator[UserError]:
@@ -252,12 +252,12 @@ def _program(prepared: Prepared) -> Iterator[UserError]:
             where=where,
             todo="convert it to a job file: slurmddp import FILE -o job.yaml",
         )
-    elif program.script and not program.bash and (found := of_package(Path(program.source))):
-        cd = "" if str(found.folder) == plan.cwd else f"cd {shlex.quote(str(found.folder))}, then "
+    elif program.script and not program.bash and (module := of_package(Path(program.source))):
+        cd = "" if str(module.folder) == plan.cwd else f"cd {shlex.quote(str(module.folder))}, then "
         yield UserError(
-            f"{program.source} has a relative import in line {found.line}: Python can only start it as a module",
+            f"{program.source} has a relative import in line {module.line}: Python can only start it as a module",
             where=where,
-            todo=f"{cd}-m {found.module} in place of the script; in a job file: train: {{module: {found.module}}}",
+            todo=f"{cd}-m {module.module} in place of the script; in a job file: train: {{module: {module.module}}}",
         )
 
 

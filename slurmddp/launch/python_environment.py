@@ -41,8 +41,8 @@ def conda_options(name: str, environment: Mapping[str, str]) -> list[tuple[str, 
     return _options(_conda(name, environment, "--conda"))
 
 
-def _options(found: Environment) -> list[tuple[str, Any, str]]:
-    return [(".".join(_NO_IMAGE[0]), _NO_IMAGE[1], found.source), ("setup", list(found.lines), found.source)]
+def _options(active: Environment) -> list[tuple[str, Any, str]]:
+    return [(".".join(_NO_IMAGE[0]), _NO_IMAGE[1], active.source), ("setup", list(active.lines), active.source)]
 
 
 def _venv(folder: Path, source: str) -> Environment:
@@ -86,13 +86,13 @@ def with_active(resolved: Resolved, environment: Mapping[str, str]) -> tuple[Res
     if named or not container.needs_image or not resolved.site.queues:
         return resolved, []
     without: list[str] = []
-    for found in _active(environment):
-        if not _has_torch(found.folder):
-            without.append(f"the {found.kind} {found.folder} ({found.source}) has no torch")
+    for active in _active(environment):
+        if not _has_torch(active.folder):
+            without.append(f"the {active.kind} {active.folder} ({active.source}) has no torch")
             continue
-        told = f"no image is named: the ranks use the {found.kind} {found.folder} ({found.source}); --image, --venv "
-        values: dict[Key, Any] = {_NO_IMAGE[0]: _NO_IMAGE[1], ("setup",): (*resolved.job.setup, *found.lines)}
-        return resolved.laid(values, _LAYER, found.source), [Note("note", f"{told}or --conda names another")]
+        note = f"no image is named: the ranks use the {active.kind} {active.folder} ({active.source}); --image, --venv "
+        values: dict[Key, Any] = {_NO_IMAGE[0]: _NO_IMAGE[1], ("setup",): (*resolved.job.setup, *active.lines)}
+        return resolved.laid(values, _LAYER, active.source), [Note("note", f"{note}or --conda names another")]
     return resolved, [Note("note", text) for text in without]
 
 
@@ -106,16 +106,16 @@ def environments_here(folders: Sequence[Path], environment: Mapping[str, str]) -
 
 
 def _active(environment: Mapping[str, str]) -> list[Environment]:
-    found: list[Environment] = []
+    environments: list[Environment] = []
     for variable, make in (("VIRTUAL_ENV", _venv), ("CONDA_PREFIX", None)):
         folder = environment.get(variable)
         if not folder:
             continue
         try:
-            found.append(make(Path(folder), variable) if make else _conda(folder, environment, variable))
+            environments.append(make(Path(folder), variable) if make else _conda(folder, environment, variable))
         except UserError:
             continue  # a variable that an older shell has left
-    return found
+    return environments
 
 
 def _has_torch(folder: Path) -> bool:

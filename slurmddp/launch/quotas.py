@@ -66,10 +66,10 @@ def _mount(path: str, mounts: Path) -> Mount | None:
         lines = mounts.read_text().splitlines()
     except OSError:
         return None
-    found = [Mount(*map(_plain, line.split()[:3])) for line in lines]
+    mounted = [Mount(*map(_plain, line.split()[:3])) for line in lines]
     # The last one of those that cover the path with the longest name: it was mounted over the others.
     return max(
-        (each for each in found if f"{path}/".startswith(f"{each.path.rstrip('/')}/")),
+        (each for each in mounted if f"{path}/".startswith(f"{each.path.rstrip('/')}/")),
         key=lambda each: len(each.path),
         default=None,
     )
@@ -81,18 +81,18 @@ def _plain(text: str) -> str:
 
 def _lustre(folder: Path, mount: Mount) -> Iterator[Quota]:
     group = folder.stat().st_gid
-    wanted = [("-u", os.getuid(), "your"), ("-g", group, f"group {group}'s")]
+    subjects = [("-u", os.getuid(), "your"), ("-g", group, f"group {group}'s")]
     project = _ask("lfs", "project", "-d", str(folder)).split()
     if project and project[0].isdecimal() and project[0] != "0":
-        wanted.append(("-p", int(project[0]), f"project {project[0]}'s"))
-    for option, number, whose in wanted:
-        said = _ask("lfs", "quota", "-q", option, str(number), mount.path)
-        yield from _row(said, mount.path, whose, mount.path)
+        subjects.append(("-p", int(project[0]), f"project {project[0]}'s"))
+    for option, number, whose in subjects:
+        output = _ask("lfs", "quota", "-q", option, str(number), mount.path)
+        yield from _row(output, mount.path, whose, mount.path)
 
 
-def _row(said: str, first: str, whose: str, mount: str) -> Iterator[Quota]:
+def _row(output: str, first: str, whose: str, mount: str) -> Iterator[Quota]:
     """The eight words after `first`: KiB, soft limit, hard limit, grace; the same for files. *: over; [ ]: about."""
-    words = said.split()
+    words = output.split()
     if first in words:
         row = [re.sub(r"[\[\]*]", "", word) for word in words[words.index(first) + 1 :][:8]]
         yield from _left(whose, mount, row[:3], row[4:7])
@@ -110,7 +110,7 @@ def scale(said: str, mount: str) -> Iterator[Quota]:
         kind, name = row.get("quotaType", ""), row.get("name", "")
         whose = "your" if kind == "USR" else f"{'group' if kind == 'GRP' else 'fileset'} {name}'s"
         space, files = (
-            [row.get(f"{what}{part}", "") for part in ("Usage", "Quota", "Limit")] for what in ("block", "files")
+            [row.get(f"{unit}{part}", "") for part in ("Usage", "Quota", "Limit")] for unit in ("block", "files")
         )
         yield from _left(whose, mount, space, files)
 

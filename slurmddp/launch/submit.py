@@ -164,9 +164,9 @@ def make_run_folder(
         warnings.append(warning)
 
     def fill(draft: Draft) -> None:
-        found = _fill(draft, prepared, warnings, variables, files or {}, tell)
-        if copied is not None and found is not None:
-            copied.append(found.summary())
+        survey = _fill(draft, prepared, warnings, variables, files or {}, tell)
+        if copied is not None and survey is not None:
+            copied.append(survey.summary())
 
     secrets.forget_old(os.environ)
     targets = plan.alerts.targets if plan.alerts else ()
@@ -202,9 +202,9 @@ def _fill(
     draft.write(files)
     snapshot.copy_runtime(draft.folder.code)
     project = Path(plan.program.project) if plan.program.project else None
-    if (found := survey_project(plan)) is not None:
-        warnings.extend(found.warnings)
-        snapshot.copy_project(found, draft.folder.project, tell)
+    if (survey := survey_project(plan)) is not None:
+        warnings.extend(survey.warnings)
+        snapshot.copy_project(survey, draft.folder.project, tell)
     files = snapshot.code_files(draft.folder.code)
     code_hash = snapshot.hash_of_files(files)
     snapshot.write_list(draft.folder, files)
@@ -230,7 +230,7 @@ def _fill(
         },
     )
     manifest.write(draft.folder, facts)
-    return found
+    return survey
 
 
 def record(
@@ -268,8 +268,8 @@ def continue_run(prepared: Prepared, folder: OwnRun) -> list[str]:
     try:
         claim(source, prepared.plan.job.name, folder)
     except OSError as error:
-        what = error.strerror or str(error)
-        return [f"{source.continued} cannot be written ({what}): a second --resume of {source.id} will not be noticed"]
+        text = error.strerror or str(error)
+        return [f"{source.continued} cannot be written ({text}): a second --resume of {source.id} will not be noticed"]
     return []
 
 
@@ -292,22 +292,22 @@ def found_after(folder: OwnRun, command: Sequence[str], error: ExternalError) ->
     """Return the job of a submission that sbatch did not answer. Raises ExternalError if it is not found now."""
     with contextlib.suppress(OSError):  # after some minutes, what stands there already means the same
         submission.write(folder, now("", "slurm", command)._replace(failed=str(error).splitlines()[0]))
-    why = "no job of this run is in the queue yet"
+    state = "no job of this run is in the queue yet"
     for pause in LOOKS:
         time.sleep(pause)
         try:
             if (job_id := with_job(folder, evidence(folder)).job_id) is not None:
                 return job_id
         except (ExternalError, UserError) as silent:
-            why = f"nor is it known whether the job is in the queue: {silent}"
+            state = f"nor is it known whether the job is in the queue: {silent}"
     todo = f"`slurmddp status {folder.id}` looks for the job again, and so does the next `slurmddp submit`"
-    raise ExternalError(f"{error}\n  {why}\n  -> {todo}") from error
+    raise ExternalError(f"{error}\n  {state}\n  -> {todo}") from error
 
 
 def refuse_unanswered(plan: Plan) -> list[str]:
     """Return warnings about a run of this name whose submission had no answer. Raises UserError if it has a job."""
     known = index.of_name(plan.job.name, 3) if plan.site.queues else []
-    for folder, facts in evidence_of([entry.folder for entry in known if not entry.job_id], lambda told: None):
+    for folder, facts in evidence_of([entry.folder for entry in known if not entry.job_id], lambda message: None):
         sent = facts.submission
         if sent is None or not facts.unanswered:
             continue
@@ -351,16 +351,16 @@ def submit_watchdog(plan: Plan, folder: OwnRun, job_id: JobId) -> str | None:
     """
     if plan.watchdog is None:
         return None
-    asked = plan.watchdog  # the script passes them on to the next one
+    planned = plan.watchdog  # the script passes them on to the next one
     cluster = [f"--clusters={job_id.cluster}"] if job_id.cluster else []
-    options = [*asked, "--open-mode=append", f"--dependency=afterany:{job_id.id}", *cluster]
+    options = [*planned, "--open-mode=append", f"--dependency=afterany:{job_id.id}", *cluster]
     python = python_of_submit()
     slurm = Slurm()
     try:
         command = slurm.command(
             options,
             str(folder.python_sh),
-            (python, str(folder.code_archive), "watchdog", str(folder.path), job_id.id, python, *asked),
+            (python, str(folder.code_archive), "watchdog", str(folder.path), job_id.id, python, *planned),
             log=str(folder.logs / "watchdog.log"),
         )
         slurm.submit(command, folder.path)

@@ -22,23 +22,23 @@ def with_gpus(resolved: Resolved, environment: Mapping[str, str]) -> Resolved:
 
     Each rank gets a GPU. With more ranks than GPUs, and no GPUs asked for, the ranks use the cores: they see no GPU.
     """
-    site, wanted = resolved.site, resolved.job.resources
+    site, resources = resolved.site, resolved.job.resources
     if site.queues or site.gpu_vendor != "none":
         return resolved
-    if wanted.gpus_per_node == 0:
+    if resources.gpus_per_node == 0:
         return _on_the_cores(resolved)
     count = count_gpus(environment)
-    ranks = wanted.ranks_per_node if isinstance(wanted.ranks_per_node, int) else None
+    ranks = resources.ranks_per_node if isinstance(resources.ranks_per_node, int) else None
     if not count:
         return resolved
-    if wanted.gpus_per_node is None and (ranks or 0) > count:
+    if resources.gpus_per_node is None and (ranks or 0) > count:
         return _on_the_cores(resolved)
     known = {"": Partition.model_construct(gpus_per_node=count)}
-    if wanted.gpus_per_node is None:
-        wanted = wanted.model_copy(update={"gpus_per_node": ranks or count})
+    if resources.gpus_per_node is None:
+        resources = resources.model_copy(update={"gpus_per_node": ranks or count})
     return resolved._replace(
         site=site.model_copy(update={"gpu_vendor": "nvidia", "gpu_request": "none", "partitions": known}),
-        job=resolved.job.model_copy(update={"resources": wanted}),
+        job=resolved.job.model_copy(update={"resources": resources}),
     )
 
 

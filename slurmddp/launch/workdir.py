@@ -56,12 +56,12 @@ def relative_paths(plan: Plan) -> list[str]:
     """
     if not plan.program.own or plan.workdir == plan.cwd:
         return []
-    found = dict.fromkeys(name for name in _named(plan) if _is_here(plan, name))
-    if not found:
+    relative = dict.fromkeys(name for name in _named(plan) if _is_here(plan, name))
+    if not relative:
         return []
-    names = ", ".join([one_line(name) for name in [*found][:_SHOWN]])
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    of_many = "are relative and exist" if len(found) > 1 else "is relative and exists"
+    names = ", ".join([one_line(name) for name in [*relative][:_SHOWN]])
+    more = f" and {len(relative) - _SHOWN} more" if len(relative) > _SHOWN else ""
+    of_many = "are relative and exist" if len(relative) > 1 else "is relative and exists"
     there = plan.workdir.replace(RUN, "RUN_FOLDER")
     return [
         f"{names}{more} {of_many} in {plan.cwd}, but train.workdir makes the script look in {there}: give absolute "

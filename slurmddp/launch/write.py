@@ -50,31 +50,31 @@ def survey_project(plan: Plan, *exclude: Path) -> Survey | None:
         names = (path.removeprefix("project/") for path in read_list(folder) if path.startswith("project/"))
         return survey_listed(folder.project, names)
     no_code = [*exclude, *(Path(path) for path in (plan.runs_root, plan.cache) if path)]
-    found = survey(Path(plan.program.project), limit=plan.job.snapshot_limit * 1024 * 1024, exclude=no_code)
+    surveyed = survey(Path(plan.program.project), limit=plan.job.snapshot_limit * 1024 * 1024, exclude=no_code)
     script = plan.program.script
     if plan.program.in_snapshot and script.startswith("code/project/"):
         relative = script.removeprefix("code/project/")
-        found.warnings.extend(_absent(found, relative, no_code))
+        surveyed.warnings.extend(_absent(surveyed, relative, no_code))
         if not plan.program.bash:
-            found.warnings.extend(imported_elsewhere(plan, found, relative))
-    return found
+            surveyed.warnings.extend(imported_elsewhere(plan, surveyed, relative))
+    return surveyed
 
 
 _SCRIPT_BYTES = 512 * 1024
 
 
-def _absent(found: Survey, script: str, no_code: Iterable[Path]) -> Iterator[str]:
+def _absent(surveyed: Survey, script: str, no_code: Iterable[Path]) -> Iterator[str]:
     """Return a warning for files that the script's text names, that lie in the project, and that are not copied."""
     try:
-        with (found.root / script).open(encoding="utf-8", errors="replace") as file:
+        with (surveyed.root / script).open(encoding="utf-8", errors="replace") as file:
             text = file.read(_SCRIPT_BYTES)
     except OSError:
         return  # the copy says so
-    copied = {str(parent) for item in found.items for parent in (Path(item.relative), *Path(item.relative).parents)}
+    copied = {str(parent) for item in surveyed.items for parent in (Path(item.relative), *Path(item.relative).parents)}
     skipped = {os.path.realpath(path) for path in no_code}
     names = {os.path.normpath(name): None for name in QUOTED.findall(text) if "/" in name or "." in name}
     for name in names:
-        path = found.root / name
+        path = surveyed.root / name
         if (
             name in copied
             or ".." in name.split("/")
@@ -105,9 +105,9 @@ def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None])
         )
     elif prepared.plan.container.image:
         say("note: no image.def written: neither container.recipe nor container.base is set")
-    own = RunFolder(folder)
-    if prepared.plan.accelerate and own.accelerate.name not in files:
-        say(f"note: no {own.accelerate.name} written: {prepared.plan.accelerate} does not exist on this machine")
+    run = RunFolder(folder)
+    if prepared.plan.accelerate and run.accelerate.name not in files:
+        say(f"note: no {run.accelerate.name} written: {prepared.plan.accelerate} does not exist on this machine")
     project = _project(prepared, folder, say)
     try:
         make_folder(folder)
@@ -116,8 +116,8 @@ def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None])
             for name, text in files.items()
             if (folder / name).exists() and (folder / name).read_bytes() != text.encode("utf-8")
         ]
-        if own.code.exists() and code_hash(own.code) != hash_of(project):
-            different.append(own.code)
+        if run.code.exists() and code_hash(run.code) != hash_of(project):
+            different.append(run.code)
         if different:
             raise UserError(
                 f"{different[0]} exists with different content",
@@ -127,17 +127,17 @@ def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None])
             make_folder((folder / name).parent)
             if not (folder / name).exists():
                 write_file(folder / name, text.encode("utf-8"))
-        if not own.code.exists():
-            copy_runtime(own.code)
+        if not run.code.exists():
+            copy_runtime(run.code)
             if project is not None:
-                copy_project(project, own.project)
-        for made in (own.logs, own.markers, own.checkpoints):  # sbatch does not make its log's folder
+                copy_project(project, run.project)
+        for made in (run.logs, run.markers, run.checkpoints):  # sbatch does not make its log's folder
             make_folder(made)
-        if not own.key.exists():
-            write_key(own.key)
+        if not run.key.exists():
+            write_key(run.key)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}", todo="choose another one: --write DIR") from None
-    return [*(folder / name for name in files), own.code_archive]
+    return [*(folder / name for name in files), run.code_archive]
 
 
 def _project(prepared: Prepared, folder: Path, say: Callable[[str], None]) -> Survey | None:
@@ -148,7 +148,7 @@ def _project(prepared: Prepared, folder: Path, say: Callable[[str], None]) -> Su
     if not os.path.exists(root):
         say(f"note: no code/project written: {root} does not exist on this machine")
         return None
-    found = survey_project(prepared.plan, folder)
-    for warning in found.warnings if found else ():
+    surveyed = survey_project(prepared.plan, folder)
+    for warning in surveyed.warnings if surveyed else ():
         say(labelled("warning", warning))
-    return found
+    return surveyed

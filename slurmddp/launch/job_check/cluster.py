@@ -90,11 +90,11 @@ class Cluster:
         text = self._say("sinfo", "--noheader", f"--partition={partition}", "--format=%c|%m|%G")
         if text is None:
             return None
-        found = []
+        kinds = []
         for line in text.splitlines():
             cpus, memory, gres = line.split("|", 2)
-            found.append(Nodes(_number(cpus), _number(memory), gres.strip()))
-        return found
+            kinds.append(Nodes(_number(cpus), _number(memory), gres.strip()))
+        return kinds
 
     def cpus(self, node: describe.Node, row: Mapping[str, str]) -> int:
         """Return the CPUs that a job in the partition of these fields can have of a node."""
@@ -116,8 +116,8 @@ class Cluster:
         columns = "format=Account,Partition,QOS"
         text = self._say("sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={user}", columns)
         rows = [line.split("|") for line in (text or "").splitlines() if line.count("|") == 2]
-        found = [Account(account, partition, tuple(filter(None, qos.split(",")))) for account, partition, qos in rows]
-        return found or None
+        known = [Account(account, partition, tuple(filter(None, qos.split(",")))) for account, partition, qos in rows]
+        return known or None
 
     @cached_property
     def qos_limits(self) -> dict[str, int | None]:
@@ -138,8 +138,8 @@ class Cluster:
         if answer is None or answer.missing:
             return None
         text = answer.text.strip()
-        if found := _STARTS.search(text):
-            return Trial(found["start"], found["nodes"], None)
+        if match := _STARTS.search(text):
+            return Trial(match["start"], match["nodes"], None)
         if answer.code == 0:
             return Trial(None, "", None)
         if is_unreachable(text):
@@ -170,8 +170,8 @@ class Cluster:
             self._note(command[0], "it is not on this machine")
         return answer
 
-    def _note(self, command: str, why: str) -> None:
-        line = f"{command}: {why.strip().splitlines()[0] if why.strip() else 'no answer'}"
+    def _note(self, command: str, error: str) -> None:
+        line = f"{command}: {error.strip().splitlines()[0] if error.strip() else 'no answer'}"
         if line not in self.silent:
             self.silent.append(line)
 

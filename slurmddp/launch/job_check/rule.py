@@ -89,18 +89,18 @@ _NOT_IN_SUBMIT = frozenset(("submit-refuses", "slurm-refuses", "alert-address"))
 
 def advice(prepared: Prepared) -> list[str]:
     """Return what `submit` warns of. Nothing here keeps a job from Slurm: a rule may be wrong about a cluster."""
-    found = check_job(Subject(prepared, Cluster(), os.environ), skip=_NOT_IN_SUBMIT)
-    return [f"{each.where}: {each.message}; {each.fix}" for each in found if each.severity != "note"]
+    findings = check_job(Subject(prepared, Cluster(), os.environ), skip=_NOT_IN_SUBMIT)
+    return [f"{each.where}: {each.message}; {each.fix}" for each in findings if each.severity != "note"]
 
 
 def check_job(subject: Subject, skip: frozenset[str] = frozenset()) -> list[Finding]:
     """Return what the rules find in a job, the worst first."""
     import slurmddp.launch.job_check.rules  # noqa: F401 - registers the rules
 
-    found = [
+    findings = [
         Finding(each, hit.severity or each.severity, hit.where, hit.message, hit.fix or each.fix)
         for each in RULES
         if each.id not in skip
         for hit in each.check(subject)
     ]
-    return sorted(dict.fromkeys(found), key=lambda each: SEVERITIES.index(each.severity))
+    return sorted(dict.fromkeys(findings), key=lambda each: SEVERITIES.index(each.severity))

@@ -74,15 +74,15 @@ def partition_limit(subject: Subject) -> Iterator[Hit]:
         return
     name, most = row["PartitionName"], limit_of(row.get("MaxTime"))
     if plan.job.resources.time and most and plan.job.resources.time > most:
-        told = (
+        message = (
             f"the time limit {slurm_time(plan.job.resources.time)} is above the {slurm_time(most)} of partition {name}"
         )
-        yield Hit(subject.where("resources.time"), told, f"ask for --time {slurm_time(most)} or less")
+        yield Hit(subject.where("resources.time"), message, f"ask for --time {slurm_time(most)} or less")
     most = min(filter(None, (limit(row.get("MaxNodes")), limit(row.get("TotalNodes")))), default=None)
     least = plan.nodes.min if plan.nodes.elastic else plan.nodes.total
     if most is not None and least > most:
-        told = f"{least} nodes are more than the {most} that partition {name} gives one job"
-        yield Hit(subject.where("resources.nodes"), told, "ask for fewer nodes, or use another partition")
+        message = f"{least} nodes are more than the {most} that partition {name} gives one job"
+        yield Hit(subject.where("resources.nodes"), message, "ask for fewer nodes, or use another partition")
 
 
 @rule(
@@ -96,8 +96,8 @@ def time_default(subject: Subject) -> Iterator[Hit]:
     row = _partition(subject)
     default = limit_of(row.get("DefaultTime")) if row else None
     if row and default and not subject.prepared.plan.job.resources.time:
-        told = f"no time limit is set: partition {row['PartitionName']} ends the job after {slurm_time(default)}"
-        yield Hit(subject.where("resources.time"), told)
+        message = f"no time limit is set: partition {row['PartitionName']} ends the job after {slurm_time(default)}"
+        yield Hit(subject.where("resources.time"), message)
 
 
 @rule(
@@ -117,8 +117,8 @@ def partition_account(subject: Subject) -> Iterator[Hit]:
         open_to, closed_to = row.get(allowed, "ALL").split(","), row.get(denied, "").split(",")
         if (open_to != ["ALL"] and value not in open_to) or value in closed_to:
             rest = f"use one of: {', '.join(open_to)}" if open_to != ["ALL"] else "use another one"
-            told = f"partition {row['PartitionName']} does not accept {key} {value}"
-            yield Hit(subject.where(f"resources.{key}"), told, rest)
+            message = f"partition {row['PartitionName']} does not accept {key} {value}"
+            yield Hit(subject.where(f"resources.{key}"), message, rest)
 
 
 @rule(
@@ -131,8 +131,8 @@ def account_unknown(subject: Subject) -> Iterator[Hit]:
     account = option(subject.prepared.plan, "account")
     rows = subject.cluster.accounts if account else None
     if rows is not None and account not in (known := sorted({row.account for row in rows})):
-        told = f"you have no association with account {account}"
-        yield Hit(subject.where("resources.account"), told, f"use one of: {', '.join(known)}")
+        message = f"you have no association with account {account}"
+        yield Hit(subject.where("resources.account"), message, f"use one of: {', '.join(known)}")
 
 
 @rule(
@@ -152,8 +152,8 @@ def qos_limit(subject: Subject) -> Iterator[Hit]:
         yield Hit(subject.where("resources.qos"), f"you may not use QOS {qos}", f"use one of: {', '.join(given)}")
     most = cluster.qos_limits.get(qos)
     if plan.job.resources.time and most and plan.job.resources.time > most:
-        told = f"the time limit {slurm_time(plan.job.resources.time)} is above the {slurm_time(most)} of QOS {qos}"
-        yield Hit(subject.where("resources.time"), told, f"ask for --time {slurm_time(most)} or less")
+        message = f"the time limit {slurm_time(plan.job.resources.time)} is above the {slurm_time(most)} of QOS {qos}"
+        yield Hit(subject.where("resources.time"), message, f"ask for --time {slurm_time(most)} or less")
 
 
 @rule(
@@ -169,30 +169,30 @@ def node_size(subject: Subject) -> Iterator[Hit]:
         return
     name, cpus, size = row["PartitionName"], max(each.cpus for each in kinds), max(each.memory for each in kinds)
     if layout.cpus_per_node and layout.cpus_per_node > cpus:
-        told = f"{layout.cpus_per_node} cores per node are more than the {cpus} that nodes of partition {name} have"
-        yield Hit(subject.where("resources.cpus_per_node"), told, f"ask for {cpus} or fewer")
+        message = f"{layout.cpus_per_node} cores per node are more than the {cpus} that nodes of partition {name} have"
+        yield Hit(subject.where("resources.cpus_per_node"), message, f"ask for {cpus} or fewer")
     if layout.mem_per_node and layout.mem_per_node > size:
-        told = f"{memory(layout.mem_per_node)} per node is more than the {memory(size)} of nodes of partition {name}"
-        yield Hit(subject.where("resources.mem_per_node"), told, f"ask for {size}M or less, or 0 for all of a node")
+        message = f"{memory(layout.mem_per_node)} per node is more than the {memory(size)} of nodes of partition {name}"
+        yield Hit(subject.where("resources.mem_per_node"), message, f"ask for {size}M or less, or 0 for all of a node")
     yield from _gpus(subject, name, [each.gpus() for each in kinds])
 
 
 def _gpus(subject: Subject, partition: str, kinds: list[dict[str, int]]) -> Iterator[Hit]:
-    wanted, where = subject.prepared.plan.layout.gpus_per_node, subject.where("resources.gpus_per_node")
-    if not wanted:
+    gpus, where = subject.prepared.plan.layout.gpus_per_node, subject.where("resources.gpus_per_node")
+    if not gpus:
         return
     most = max(sum(each.values()) for each in kinds)
     if most == 0:
-        told = f"nodes of partition {partition} have no GPUs that Slurm knows (sinfo -o %G)"
-        yield Hit(where, told, "use a partition with GPUs; if the site asks in another way, set gpu_request: none")
-    elif wanted > most:
-        yield Hit(where, f"{wanted} GPUs per node are more than the {most} of partition {partition}", f"ask for {most}")
-    said = subject.prepared.resolved
-    kind = said.job.resources.gpu_type or (partition_of(said).gpu_type if said.site.gpu_request_type else None)
+        message = f"nodes of partition {partition} have no GPUs that Slurm knows (sinfo -o %G)"
+        yield Hit(where, message, "use a partition with GPUs; if the site asks in another way, set gpu_request: none")
+    elif gpus > most:
+        yield Hit(where, f"{gpus} GPUs per node are more than the {most} of partition {partition}", f"ask for {most}")
+    job = subject.prepared.resolved
+    kind = job.job.resources.gpu_type or (partition_of(job).gpu_type if job.site.gpu_request_type else None)
     known = sorted({name for each in kinds for name in each if name})
     if kind and known and kind not in known:
-        told = f"partition {partition} has no GPU type {kind}"
-        yield Hit(subject.where("resources.gpu_type"), told, f"use one of: {', '.join(known)}")
+        message = f"partition {partition} has no GPU type {kind}"
+        yield Hit(subject.where("resources.gpu_type"), message, f"use one of: {', '.join(known)}")
 
 
 @rule(

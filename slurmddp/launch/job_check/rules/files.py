@@ -37,8 +37,8 @@ def submit_refuses(subject: Subject) -> Iterator[Hit]:
 def image_driver(subject: Subject) -> Iterator[Hit]:
     verdict = driver_verdict(subject.prepared)
     if verdict is not None and verdict.kind not in ("native", "minor"):
-        told = f"the image may not run on these nodes: {verdict.why}"
-        yield Hit(subject.where("container.image"), told, verdict.todo or "ask the site for the driver's version")
+        message = f"the image may not run on these nodes: {verdict.why}"
+        yield Hit(subject.where("container.image"), message, verdict.todo or "ask the site for the driver's version")
 
 
 @rule(
@@ -51,8 +51,8 @@ def image_driver(subject: Subject) -> Iterator[Hit]:
 def site_bind(subject: Subject) -> Iterator[Hit]:
     for bind in subject.prepared.plan.container.binds:
         if bind.by_site and not os.path.exists(bind.source):
-            told = f"the site's bind source {bind.source} is not on this machine"
-            yield Hit(f"site {subject.prepared.plan.site.name}", told)
+            message = f"the site's bind source {bind.source} is not on this machine"
+            yield Hit(f"site {subject.prepared.plan.site.name}", message)
 
 
 @rule(
@@ -64,10 +64,10 @@ def site_bind(subject: Subject) -> Iterator[Hit]:
 )
 def accelerate_layout(subject: Subject) -> Iterator[Hit]:
     plan = subject.prepared.plan
-    if said := ignored(subject.prepared):
+    if keys := ignored(subject.prepared):
         ranks = plan.nodes.ranks_per_node or "auto"
-        told = f"{', '.join(said)} of {plan.accelerate} is ignored: the job starts {plan.nodes.max} x {ranks} ranks"
-        yield Hit(subject.where("launch.accelerate"), told)
+        message = f"{', '.join(keys)} of {plan.accelerate} is ignored: the job starts {plan.nodes.max} x {ranks} ranks"
+        yield Hit(subject.where("launch.accelerate"), message)
 
 
 @rule(
@@ -114,10 +114,10 @@ def local_folder(subject: Subject) -> Iterator[Hit]:
     named = [("paths.runs", "the run folder", plan.runs_root)]
     named += [("train.data.path", "the dataset", host_path(path, plan.container.binds)) for path in plan.data_paths]
     named += [("container.image", "the image", plan.container.image)] if plan.container.image else []
-    for key, what, path in named:
+    for key, label, path in named:
         real = os.path.realpath(path)
         if any(real == top or real.startswith(f"{top}/") for top in _OF_ONE_NODE):
-            yield Hit(subject.where(key), f"{what} {path} is in a folder that differs on each node")
+            yield Hit(subject.where(key), f"{label} {path} is in a folder that differs on each node")
 
 
 @rule(
@@ -133,16 +133,16 @@ def space(subject: Subject) -> Iterator[Hit]:
     there = next((each for each in (root, *root.parents) if each.exists()), None)
     if there is None:
         return
-    found = os.statvfs(there)
-    free = found.f_bavail * found.f_frsize
+    usage = os.statvfs(there)
+    free = usage.f_bavail * usage.f_frsize
     if free < _LEAST_BYTES:
         yield Hit(subject.where("paths.runs"), f"only {free >> 20:,} MiB are free in {there}")
-    if found.f_files and found.f_favail < _LEAST_INODES:
-        yield Hit(subject.where("paths.runs"), f"only {found.f_favail:,} more files fit into {there}")
+    if usage.f_files and usage.f_favail < _LEAST_INODES:
+        yield Hit(subject.where("paths.runs"), f"only {usage.f_favail:,} more files fit into {there}")
     for quota in quotas(there):
         if quota.bytes is not None and quota.bytes < _LEAST_BYTES:
-            told = f"{quota.whose} quota on {quota.mount} leaves only {quota.bytes >> 20:,} MiB"
-            yield Hit(subject.where("paths.runs"), told)
+            message = f"{quota.whose} quota on {quota.mount} leaves only {quota.bytes >> 20:,} MiB"
+            yield Hit(subject.where("paths.runs"), message)
         if quota.files is not None and quota.files < _LEAST_INODES:
             yield Hit(
                 subject.where("paths.runs"), f"{quota.whose} quota on {quota.mount} leaves only {quota.files:,} files"

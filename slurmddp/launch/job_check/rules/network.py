@@ -83,9 +83,9 @@ def wrong_interface(subject: Subject) -> Iterator[Hit]:
     named = [_Setting("network.interface", job.network.interface or "", subject.where("network.interface"))]
     named += [each for each in _settings(subject) if each.name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")]
     for name, value, where in named:
-        found = [each for each in value.split(",") if re.fullmatch(r"=?(lo|docker\d*|virbr\d*|br-.*)", each)]
-        if found and not value.startswith("^"):
-            yield Hit(where, f"{name} is {value}: {found[0].lstrip('=')} does not reach other nodes")
+        interfaces = [each for each in value.split(",") if re.fullmatch(r"=?(lo|docker\d*|virbr\d*|br-.*)", each)]
+        if interfaces and not value.startswith("^"):
+            yield Hit(where, f"{name} is {value}: {interfaces[0].lstrip('=')} does not reach other nodes")
 
 
 @rule(
@@ -104,6 +104,6 @@ def debug_variable(subject: Subject) -> Iterator[Hit]:
         "NCCL_ASYNC_ERROR_HANDLING": ("0", "lets ranks wait for ever for a rank that failed"),
     }
     for name, value, where in _settings(subject):
-        wanted, effect = slow.get(name, (None, ""))
-        if wanted is not None and value.upper() == wanted:
+        slow_value, effect = slow.get(name, (None, ""))
+        if slow_value is not None and value.upper() == slow_value:
             yield Hit(where, f"{name}={value} {effect}")

@@ -18,8 +18,8 @@ def stop_lead(subject: Subject) -> Iterator[Hit]:
     prepared = subject.prepared
     lead, save, beside = prepared.plan.stop_lead, prepared.resumed.longest_save, BESIDE_THE_SAVE
     if lead and save and lead < save + beside:
-        told = f"ranks get {lead} s before the time limit, and the longest save of the resumed runs took {save:.0f} s"
-        yield Hit(subject.where("timeouts.stop"), told, f"set timeouts.stop to {2 * save + beside:.0f} or more")
+        text = f"ranks get {lead} s before the time limit, and the longest save of the resumed runs took {save:.0f} s"
+        yield Hit(subject.where("timeouts.stop"), text, f"set timeouts.stop to {2 * save + beside:.0f} or more")
 
 
 @rule(
@@ -42,5 +42,5 @@ def alert_address(subject: Subject) -> Iterator[Hit]:
         try:
             socket.getaddrinfo(host, None)
         except OSError as error:
-            told = f"the host of alert target {target.name} does not resolve on this machine: {error.strerror}"
-            yield Hit(subject.where(f"alerts.{index}"), told)
+            message = f"the host of alert target {target.name} does not resolve on this machine: {error.strerror}"
+            yield Hit(subject.where(f"alerts.{index}"), message)
