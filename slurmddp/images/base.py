@@ -127,12 +127,12 @@ def check_architecture(base: Base) -> None:
         return
     here = ARCHITECTURES.get(platform.machine(), platform.machine())
     try:
-        found = sif_architecture(Path(base.source))
+        architecture = sif_architecture(Path(base.source))
     except OSError:
         return  # whoever reads it next says so
-    if found not in (None, here):
+    if architecture not in (None, here):
         todo = f"use a base for {here}, or build on a machine of the architecture that will run it"
-        raise UserError(f"the base {base.source} is for {found}, but this machine is {here}", todo=todo)
+        raise UserError(f"the base {base.source} is for {architecture}, but this machine is {here}", todo=todo)
 
 
 def parse_base(text: str, cwd: Path, where: str | None = "--base") -> Base:
@@ -183,10 +183,10 @@ def _local(text: str, cwd: Path) -> Base:
         _check_root(path)
         return Base("localimage", str(path))
     try:
-        found = is_sif(path)
+        has_image = is_sif(path)
     except OSError as error:
         raise UserError(f"the base {path} cannot be read: {error.strerror}") from None
-    if not found:
+    if not has_image:
         todo = f"docker-archive:{text} if `docker save` wrote it" if path.suffix == ".tar" else f"write {FORMS}"
         raise UserError(f"the base {path} is not a SIF image", todo=todo)
     return Base("localimage", str(path))

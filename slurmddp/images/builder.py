@@ -119,13 +119,13 @@ def build(
         draft, draft_definition, draft_lock = drafts / target.name, drafts / "definition", drafts / "lock"
         with writing(target):
             draft_definition.write_text(definition, encoding="utf-8")
-        own = own_tmp(builder.flavour, builder.version, temporary, report, drafts / RECORD)
-        with gathered(items, drafts), own as (binds, places):
+        own_folder = own_tmp(builder.flavour, builder.version, temporary, report, drafts / RECORD)
+        with gathered(items, drafts), own_folder as (binds, places):
             command = build_command(builder, draft_definition, draft, (*options, *binds))
             draft_log = BuildLog(log, drafts / "log")
             locks = (held,) if lock is None else (held, lock)
-            said = _run_build(command, {**variables, **places}, definition, draft_log, stop, report, locks)
-        torch = _inspect(builder, draft, said, stop)
+            build_log = _run_build(command, {**variables, **places}, definition, draft_log, stop, report, locks)
+        torch = _inspect(builder, draft, build_log, stop)
         stop.check()
         draft.chmod(draft.stat().st_mode & ~0o022)  # whatever the umask: who can change an image runs code as its users
         state = draft.stat()
@@ -190,16 +190,16 @@ def _run_build(
     return kept
 
 
-def _inspect(builder: Builder, image: Path, said: BuildLog, stop: StopSignals) -> str | None:
+def _inspect(builder: Builder, image: Path, log: BuildLog, stop: StopSignals) -> str | None:
     """The torch version that the build recorded. Raises ExternalError where what was built is no image."""
     if not image.is_file() or not is_sif(image):
-        raise ExternalError(said.failure(f"`{builder.name} build` reported success, but wrote no SIF image"))
+        raise ExternalError(log.failure(f"`{builder.name} build` reported success, but wrote no SIF image"))
     try:
-        found = spython_adapter.labels(builder.name, image).get("slurmddp.torch")
+        torch = spython_adapter.labels(builder.name, image).get("slurmddp.torch")
     except ExternalError as error:
         stop.check()  # ctrl-C in a terminal ends this small command too
-        raise ExternalError(said.failure(str(error))) from None
-    return None if found == "none" else found
+        raise ExternalError(log.failure(str(error))) from None
+    return None if torch == "none" else torch
 
 
 def _packages(builder: Builder, image: Path, listed: bool, stop: StopSignals) -> list[str] | None:

@@ -25,13 +25,13 @@ def render_sections(template: str, **values: object) -> str:
     The template puts `own` in front of each of its section heads and header lines. It is a random word, so that no
     value can hold it. Raises UserError for any other head, for a build argument, and for a section that is too long.
     """
-    own = secrets.token_hex(16)
-    lines = render(template, own=own, **values).split("\n")
+    marker = secrets.token_hex(16)
+    lines = render(template, own=marker, **values).split("\n")
     size, head = 0, "the header"
     header = False  # between the template's own Bootstrap line and its first section
     for number, line in enumerate(lines):
-        if line.startswith(own):
-            line = lines[number] = line.removeprefix(own)
+        if line.startswith(marker):
+            line = lines[number] = line.removeprefix(marker)
             header = not line.startswith("%")
             if not header:
                 size, head = 0, line
@@ -39,8 +39,8 @@ def render_sections(template: str, **values: object) -> str:
             _check_line(line, header)
         size += len(line.encode("utf-8", "surrogateescape")) + 1
         if size > LARGEST_SECTION:
-            what = f"the section that begins with {head[:80]!r} is longer than 64 KiB, the limit of Apptainer"
-            raise UserError(what, todo="move long commands to a script, copy it into the image, and run it")
+            message = f"the section that begins with {head[:80]!r} is longer than 64 KiB, the limit of Apptainer"
+            raise UserError(message, todo="move long commands to a script, copy it into the image, and run it")
     return "\n".join(lines)
 
 

@@ -60,16 +60,16 @@ def of_recipe(image: Ingredients) -> Wanted:
     """An image as its recipe and the command line say."""
 
     def informed(bases: Mapping[str, RegistryImage]) -> Wanted:
-        tag, said = releases.tag_of(image.base.source), bases.get(image.base.source)
-        if tag is None or said is None:
-            return wanted
-        known = replace(image, base=replace(image.base, release=releases.reported(tag, said)))
-        return replace(wanted, definition=partial(render_definition, known, __version__), notes=())
+        tag, reported = releases.tag_of(image.base.source), bases.get(image.base.source)
+        if tag is None or reported is None:
+            return spec
+        known = replace(image, base=replace(image.base, release=releases.reported(tag, reported)))
+        return replace(spec, definition=partial(render_definition, known, __version__), notes=())
 
     tag = releases.tag_of(image.base.source)
     unlisted = tag is not None and image.base.release is None
     note = f"NGC {tag} is not in slurmddp's table of releases, and a dry run asks no registry: its content is unknown"
-    wanted = Wanted(
+    spec = Wanted(
         image.name,
         (image.base,),
         image.sources,
@@ -81,7 +81,7 @@ def of_recipe(image: Ingredients) -> Wanted:
         notes=(note,) if unlisted else (),
         informed=informed,
     )
-    return wanted
+    return spec
 
 
 def of_dockerfile(
@@ -110,13 +110,13 @@ def of_dockerfile(
 
     def informed(bases: Mapping[str, RegistryImage]) -> Wanted:
         again = made.with_bases(bases)
-        known = replace(wanted, definition=partial(again.labelled, __version__), notes=again.notes, undecided=False)
+        known = replace(spec, definition=partial(again.labelled, __version__), notes=again.notes, undecided=False)
         if not made.undecided:
             return known
         items = (*again.items, *secrets.values())
         return replace(known, sources=again.sources, items=items, plain=again.labelled("", {}, None))
 
-    wanted = Wanted(
+    spec = Wanted(
         "".join(char if char.isalnum() or char in "._-" else "-" for char in folder.name).strip("-.") or "image",
         made.bases,
         made.sources,
@@ -129,4 +129,4 @@ def of_dockerfile(
         informed=informed,
         undecided=made.undecided is not None,
     )
-    return wanted
+    return spec

@@ -103,8 +103,8 @@ class _Hasher:
         state = path.stat()
         then = self._known.get(str(path))
         if isinstance(then, list) and then[:2] == [state.st_size, state.st_mtime_ns] and len(then) == 3:
-            found = str(then[2])
+            digest = str(then[2])
         else:
-            found = sha256(path)
-        self.files[str(path)] = (state.st_size, state.st_mtime_ns, found)
-        return found
+            digest = sha256(path)
+        self.files[str(path)] = (state.st_size, state.st_mtime_ns, digest)
+        return digest

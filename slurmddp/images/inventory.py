@@ -49,17 +49,17 @@ class Shelved:
     @property
     def cuda(self) -> ImageCuda:
         """Return what its base brings, by its registry's word or by NVIDIA's release."""
-        said = self.lock.get("registry") or {}
+        reported = self.lock.get("registry") or {}
         tag = tag_of(str(self.lock.get("base") or "").removeprefix("docker://"))
         known = of_release(tag) if tag else ImageCuda(None, None, None)
-        return ImageCuda(said.get("cuda") or known.cuda, said.get("driver") or known.driver, known.compat)
+        return ImageCuda(reported.get("cuda") or known.cuda, reported.get("driver") or known.driver, known.compat)
 
 
 def shelved(path: Path) -> Shelved:
     """One image file. Raises UserError where there is none."""
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
     except OSError as error:
         raise UserError(
@@ -67,7 +67,7 @@ def shelved(path: Path) -> Shelved:
         ) from None
     lock = read_lock(path)
     state: State = "whole" if lock is not None else "changed" if lock_path(path).exists() else "no lock"
-    return Shelved(path, found.st_size, found.st_mtime, state, lock or {})
+    return Shelved(path, status.st_size, status.st_mtime, state, lock or {})
 
 
 def on_shelf(folder: Path) -> list[Shelved]:
@@ -112,7 +112,7 @@ def removable(folder: Path, keep: int, used: Iterable[Path]) -> list[Removable]:
     What another user owns is neither named nor counted, and links are not: other users may have made both.
     """
     needed = {path.resolve() for path in used}
-    found: list[Removable] = []
+    items: list[Removable] = []
     newer: dict[str, int] = {}
     for image in on_shelf(folder):
         if image.state != "whole" or not image.recipe or not _is_own(image.path):
@@ -121,15 +121,15 @@ def removable(folder: Path, keep: int, used: Iterable[Path]) -> list[Removable]:
         if newer[image.recipe] > keep and image.path.resolve() not in needed:
             beside = (image.path.with_name(image.path.name + end) for end in _BESIDE)
             paths = tuple(path for path in (image.path, *beside) if _is_own(path))
-            why = f"{newer[image.recipe] - 1} newer of recipe {image.recipe}"
-            found.append(Removable(paths, sum(path.stat().st_size for path in paths), why))
+            reason = f"{newer[image.recipe] - 1} newer of recipe {image.recipe}"
+            items.append(Removable(paths, sum(path.stat().st_size for path in paths), reason))
     for path in sorted(folder.iterdir()):
         if _is_leftover(path):
             paths = _with_temporary(path)
             size = sum(file.lstat().st_size for one in paths for file in (one, *one.rglob("*")))
-            why = f"leftover of a killed build{''.join(f', with {folder}' for folder in paths[1:])}"
-            found.append(Removable(paths, size, why))
-    return found
+            reason = f"leftover of a killed build{''.join(f', with {folder}' for folder in paths[1:])}"
+            items.append(Removable(paths, size, reason))
+    return items
 
 
 def _with_temporary(draft: Path) -> tuple[Path, ...]:
@@ -149,8 +149,8 @@ def remove(path: Path) -> None:
 
 def left_over(image: Path) -> list[Path]:
     """Return what killed builds of this one image have left beside it; none while it is being built."""
-    found = [path for path in image.parent.iterdir() if path.name.rsplit(".", 2)[0] == f".{image.name}"]
-    return [one for path in found if _is_leftover(path) for one in _with_temporary(path)]
+    drafts = [path for path in image.parent.iterdir() if path.name.rsplit(".", 2)[0] == f".{image.name}"]
+    return [one for path in drafts if _is_leftover(path) for one in _with_temporary(path)]
 
 
 def _is_own(path: Path) -> bool:

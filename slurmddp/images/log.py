@@ -23,16 +23,16 @@ def explain(lines: Iterable[str]) -> Cause | None:
     """The cause that the output of a failed build tells of; None where it says nothing that is known here."""
     text = "\n".join(lines)
     for pattern, cause in _KNOWN:
-        found = re.search(pattern, text, re.MULTILINE)
-        if found:
-            return cause(found)
+        match = re.search(pattern, text, re.MULTILINE)
+        if match:
+            return cause(match)
     return None
 
 
-def _conflict(found: re.Match[str]) -> Cause:
-    pinned = found["pinned"]
+def _conflict(match: re.Match[str]) -> Cause:
+    pinned = match["pinned"]
     # All of them: which one the pin does not suit, pip does not say.
-    wants = "; ".join(line.strip() for line in found["wants"].splitlines())
+    wants = "; ".join(line.strip() for line in match["wants"].splitlines())
     wants = wants.replace("The user requested", "what was asked for is")
     name = re.split(r"[=<>!~ ]", pinned)[0]
     keeps = "which matches its CUDA and NCCL" if name == "torch" else "which its packages were tested with"
@@ -42,14 +42,14 @@ def _conflict(found: re.Match[str]) -> Cause:
     )
 
 
-def _uv_conflict(found: re.Match[str]) -> Cause:
+def _uv_conflict(match: re.Match[str]) -> Cause:
     # It begins with an arrow, or, in newer versions, with a word
-    said = " ".join(found["said"].split()).removeprefix("\u2570\u2500\u25b6 ").removeprefix("cause: ")
-    return Cause(f"the packages conflict: {said}", "use other versions, or a base with another torch")
+    reason = " ".join(match["said"].split()).removeprefix("\u2570\u2500\u25b6 ").removeprefix("cause: ")
+    return Cause(f"the packages conflict: {reason}", "use other versions, or a base with another torch")
 
 
 def _fixed(why: str, todo: str) -> Callable[[re.Match[str]], Cause]:
-    return lambda found: Cause(why.format(*(part for part in found.groups() if part is not None)), todo)
+    return lambda match: Cause(why.format(*(part for part in match.groups() if part is not None)), todo)
 
 
 _NETWORK = "build on a machine with internet (a login node), or set the site's proxy or package mirror"
@@ -138,8 +138,8 @@ class BuildLog:
     def said(self, line: str) -> None:
         """A line of the builder's."""
         self._last.append(line)
-        if found := _PLACE.fullmatch(line):
-            self._place = f" at line {found[1]} of the Dockerfile ({found[2]})" if found[1] else ""
+        if match := _PLACE.fullmatch(line):
+            self._place = f" at line {match[1]} of the Dockerfile ({match[2]})" if match[1] else ""
         self._write(line)
 
     def note(self, *lines: str) -> None:
@@ -150,9 +150,9 @@ class BuildLog:
         """Return the message for people: the cause, if it is known, the end of the log, and the log's path."""
         shown = "".join(f"  | {line}\n" for line in list(self._last)[-_SHOWN_LINES:]) or "  | (no output)\n"
         cause = explain(self._last)
-        told = f": {cause.why}\n  -> {cause.todo}\nthe" if cause else "; the"
+        hint = f": {cause.why}\n  -> {cause.todo}\nthe" if cause else "; the"
         cut = f" (cut off: {self._refused})" if self._refused else ""
-        return f"{head}{self._place}{told} end of its log:\n{shown}the whole log: {self.path}{cut}"
+        return f"{head}{self._place}{hint} end of its log:\n{shown}the whole log: {self.path}{cut}"
 
     def _write(self, *lines: str) -> None:
         if self._refused:

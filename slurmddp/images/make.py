@@ -99,15 +99,15 @@ class Decision:
 
 def preview(request: Request, report: Callable[[str], None]) -> BuildResult:
     """A dry run: touch and run nothing, ask no registry; what stands in the way of a build is said, not raised."""
-    inputs, found = _look(request)
-    target = found or request.target or Path(FOLDER, f"{request.image.name}-{_short(inputs, {})}.sif")
+    inputs, existing = _look(request)
+    target = existing or request.target or Path(FOLDER, f"{request.image.name}-{_short(inputs, {})}.sif")
     target = request.path_of(target)
     for note in request.image.notes:
         report(f"note: {note}")
     try:
         check_name(target)
         check_architecture(request.image.base)
-        if found is not None and not request.force:
+        if existing is not None and not request.force:
             report(f"note: {target} is up to date: no input has changed")
         else:
             _refuse_other(target, inputs, request.force)
@@ -167,29 +167,29 @@ def decide(
     unreachable: gets the error where a registry gives no answer, and the digests stay unknown; without it, or where
     they were asked for by --update, the error is raised. Raises UserError, ExternalError.
     """
-    inputs, found = _look(request)
-    if found is not None and not (request.force or request.update):
-        return Decision(found, inputs, {}, up_to_date=True)
+    inputs, existing = _look(request)
+    if existing is not None and not (request.force or request.update):
+        return Decision(existing, inputs, {}, up_to_date=True)
     rules = rules() if callable(rules) else rules
     if request.target is not None:
-        wanted = request.path_of(request.target)
-        check_name(wanted)
-        if found is None:
-            _refuse_other(wanted, inputs, request.force)
+        path = request.path_of(request.target)
+        check_name(path)
+        if existing is None:
+            _refuse_other(path, inputs, request.force)
     try:
         bases = resolve_all(request.image.in_registries, rules.registries)
     except ExternalError as error:
-        if unreachable is None or (found is not None and not request.force):
+        if unreachable is None or (existing is not None and not request.force):
             raise
         unreachable(error)
         bases = {}
     digests = {name: image.digest for name, image in bases.items()}
-    if found is not None and not request.force:
-        if (read_lock(found) or {}).get("digests") == digests:
-            return Decision(found, inputs, bases, up_to_date=True)
+    if existing is not None and not request.force:
+        if (read_lock(existing) or {}).get("digests") == digests:
+            return Decision(existing, inputs, bases, up_to_date=True)
         if request.target is not None:
             todo = "use --force to replace it after the build, or omit the name"
-            raise UserError(f"{found} exists, but its base has changed in the registry", todo=todo)
+            raise UserError(f"{existing} exists, but its base has changed in the registry", todo=todo)
     target = request.target or Path(FOLDER, f"{request.image.name}-{_short(inputs, digests)}.sif")
     return Decision(request.path_of(target), inputs, bases)
 
@@ -202,7 +202,7 @@ def _look(request: Request) -> tuple[Inputs, Path | None]:
         paths = [request.path_of(request.target)]
     # Another user can write into a lock what they want: their images are not known to be made from these inputs.
     locks = [(path, lock) for path in paths if _stranger(path) is None and (lock := read_lock(path)) is not None]
-    locks.sort(key=lambda found: float(found[1]["mtime"]), reverse=True)
+    locks.sort(key=lambda entry: float(entry[1]["mtime"]), reverse=True)
     hashed = ((locks[0][1].get("inputs") or {}).get("files") if locks else None) or {}
     inputs = inputs_of(request.image, hashed)
     made = (path for path, lock in locks if (lock.get("inputs") or {}).get("key") == inputs.key)
@@ -240,7 +240,7 @@ def _build(
     roots = sum(bases[base.source].size for base in image.bases if base.source in bases)
     check_space(sum(base.size for base in bases.values()) or None, target, area, roots)
     make_folders(area)
-    own = bases.get(image.base.source)
+    reported = bases.get(image.base.source)
     commit = request.commit(image.folder) if image.folder else None
     places = {name: rules.registries.location(base.reference) for name, base in bases.items()}
     pins = {name: Pin(places[name].repository, base.digest) for name, base in bases.items()}
@@ -259,7 +259,7 @@ def _build(
         "commit": commit,
         "base": image.base.reference,
         "digests": {name: base.digest for name, base in bases.items()},
-        "registry": own.facts() if own else None,
+        "registry": reported.facts() if reported else None,
         "pip": list(image.pip),
         "slurmddp": __version__,
         "inputs": inputs.facts(),

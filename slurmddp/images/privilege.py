@@ -95,8 +95,8 @@ def _namespace_refusal() -> str:
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"unshare: {getattr(error, 'strerror', None) or 'no answer'}"
-    said = done.stderr.strip().splitlines()
-    return "" if done.returncode == 0 else (said[-1] if said else f"unshare exited with code {done.returncode}")
+    errors = done.stderr.strip().splitlines()
+    return "" if done.returncode == 0 else (errors[-1] if errors else f"unshare exited with code {done.returncode}")
 
 
 def _has_range(path: Path, user: str) -> bool:

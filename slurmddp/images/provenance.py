@@ -117,6 +117,6 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = "a file with this name exists" if error.errno == errno.EEXIST else error.strerror
-        what = f"{error.filename or path} cannot be written: {why}"
-        raise UserError(what, todo="choose another path for the image") from None
+        reason = "a file with this name exists" if error.errno == errno.EEXIST else error.strerror
+        message = f"{error.filename or path} cannot be written: {reason}"
+        raise UserError(message, todo="choose another path for the image") from None

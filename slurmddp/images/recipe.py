@@ -86,37 +86,37 @@ def read_recipe(
     unless `allow_files`: whoever wrote a recipe that was downloaded must not get the user's files.
     Raises UserError that lists every mistake with its location.
     """
-    documents, folder, name, own = [], cwd, "image", None
+    documents, folder, name, parent = [], cwd, "image", None
     if recipe is not None:
         path = recipe_file(recipe, cwd)
         shipped = path.parent == asset_folder("containers")
         documents.append(read_file(path, "recipe", f"containers/{path.name}" if shipped else str(path)))
-        own = None if shipped else path.parent
-        folder, name = own or cwd, path.stem
+        parent = None if shipped else path.parent
+        folder, name = parent or cwd, path.stem
     tree = {key: list(value) if isinstance(value, tuple) else value for key, value in options.items() if value}
     documents.append(Document(tree, {(key,): Origin("command line", f"--{key}") for key in tree}))  # the highest layer
     layered = merge(Recipe, documents)
-    found = Expander(environment).model(validate(Recipe, layered))
+    spec = Expander(environment).model(validate(Recipe, layered))
     given = {key: str(origin.where) for key in layered.tree if (origin := origin_of(layered, (key,))) is not None}
-    if found.index and _PASSWORD.search(found.index):
-        what = "the index address contains a user name or password, which everyone could read in the image"
-        raise UserError(what, where=given["index"], todo="use an index or a mirror that needs no login")
+    if spec.index and _PASSWORD.search(spec.index):
+        message = "the index address contains a user name or password, which everyone could read in the image"
+        raise UserError(message, where=given["index"], todo="use an index or a mirror that needs no login")
     within = None if allow_files else folder
-    lines = (layered.origins.get(("pip", str(index))) for index in range(len(found.pip)))
+    lines = (layered.origins.get(("pip", str(index))) for index in range(len(spec.pip)))
     wheres = (line.where if line else "--pip" for line in lines)
-    pip = tuple(map(check_requirement, found.pip, wheres))
-    base = parse_base(found.base, cwd if given["base"].startswith("--") else folder, where=given["base"])
+    pip = tuple(map(check_requirement, spec.pip, wheres))
+    base = parse_base(spec.base, cwd if given["base"].startswith("--") else folder, where=given["base"])
     made = Ingredients(
-        name=name, base=base, title=found.title, apt=found.apt, pip=pip, index=found.index, installer=found.installer,
-        environment=tuple(found.environment.items()), setup=found.setup, test=found.test,
-        labels=tuple(sorted(found.labels.items())),
-        files=tuple((_source(folder / item.source, within), item.destination) for item in found.files), folder=own,
+        name=name, base=base, title=spec.title, apt=spec.apt, pip=pip, index=spec.index, installer=spec.installer,
+        environment=tuple(spec.environment.items()), setup=spec.setup, test=spec.test,
+        labels=tuple(sorted(spec.labels.items())),
+        files=tuple((_source(folder / item.source, within), item.destination) for item in spec.files), folder=parent,
     )  # fmt: skip
-    if found.requirements is None:
+    if spec.requirements is None:
         return made
     if given["requirements"].startswith("--"):
         folder, within = cwd, None
-    path = _source(folder / found.requirements, within, given["requirements"])
+    path = _source(folder / spec.requirements, within, given["requirements"])
     return replace(made, requirements=_requirements(path, given["requirements"]))
 
 
@@ -160,8 +160,8 @@ def check_requirement(text: str, where: str = "--pip") -> str:
         todo = "write a name, such as 'datasets>=3'"
         raise UserError(f"{text!r} is an option or a path, not a requirement", where=where, todo=todo)
     if _PASSWORD.search(text):
-        what = "the address of a requirement contains a user name or password, which everyone could read in the image"
-        raise UserError(what, where=where, todo="install the package from an index or a public repository")
+        fault = "the address of a requirement contains a user name or password, which everyone could read in the image"
+        raise UserError(fault, where=where, todo="install the package from an index or a public repository")
     return text
 
 
@@ -173,8 +173,8 @@ def _requirements(path: Path, where: str) -> Path:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise UserError(f"the requirements {path} cannot be read: {why}", where=where) from None
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise UserError(f"the requirements {path} cannot be read: {reason}", where=where) from None
     for number, line in enumerate(lines, 1):
         words = line.split(" #")[0].strip()
         location = f"{path}:{number}"

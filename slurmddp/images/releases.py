@@ -68,8 +68,8 @@ def releases() -> Mapping[str, Release]:
 
     path = asset_folder("containers") / "tables" / "ngc-pytorch.yaml"
     table = read_file(path, "releases", f"containers/tables/{path.name}").tree["releases"]
-    found = {}
+    by_tag = {}
     for tag, row in sorted(table.items()):
         marks: dict[str, Any] = {key: tuple(map(str, row.get(key) or ())) for key in ("triton", "weak")}
-        found[tag] = Release(tag, *(row[key] for key in ("cuda", "torch", "driver", "nccl", "python")), **marks)
-    return found
+        by_tag[tag] = Release(tag, *(row[key] for key in ("cuda", "torch", "driver", "nccl", "python")), **marks)
+    return by_tag

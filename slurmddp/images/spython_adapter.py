@@ -56,14 +56,14 @@ def labels(name: str, image: Path) -> dict[str, str]:
     """
     command = f"{name} inspect {image}"
     if name == SPYTHON_BINARY:
-        found = _guarded(command, lambda: import_module("spython.main").Client.inspect(image=str(image), quiet=True))
+        data = _guarded(command, lambda: import_module("spython.main").Client.inspect(image=str(image), quiet=True))
     else:
         text = _run([name, "inspect", "--json", "--labels", str(image)])
-        found = _guarded(command, lambda: json.loads(text)["data"])
-    if not isinstance(found, dict) or "attributes" not in found:
-        message = " ".join(found["message"]).strip() if isinstance(found, dict) and "message" in found else str(found)
+        data = _guarded(command, lambda: json.loads(text)["data"])
+    if not isinstance(data, dict) or "attributes" not in data:
+        message = " ".join(data["message"]).strip() if isinstance(data, dict) and "message" in data else str(data)
         raise ExternalError(f"`{command}` failed: {message}")
-    attributes = found["attributes"] or {}
+    attributes = data["attributes"] or {}
     return {str(key): str(value) for key, value in (attributes.get("labels") or {}).items()}
 
 
@@ -107,6 +107,6 @@ def _run(command: list[str]) -> str:
     except OSError as error:
         raise ExternalError(f"`{' '.join(command)}` failed: {error.strerror}") from None
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip()
-        raise ExternalError(f"`{' '.join(command)}` failed with exit code {done.returncode}: {said}")
+        output = (done.stderr or done.stdout).strip()
+        raise ExternalError(f"`{' '.join(command)}` failed with exit code {done.returncode}: {output}")
     return done.stdout

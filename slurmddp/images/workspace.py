@@ -49,25 +49,25 @@ def own_tmp(
     path = os.path.abspath(area)
     parent = path if os.path.isdir(path) and not re.search(r"[:,\\]", path) else "/tmp"
     try:
-        own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     except OSError as error:
         todo = "set APPTAINER_TMPDIR to a folder that you can write to"
         raise UserError(f"cannot create a folder in {parent}: {error.strerror}", todo=todo) from None
     try:
         if record:
-            record.symlink_to(own)
+            record.symlink_to(folder)
         options: tuple[str, ...] = ()
         for inside, name in _FOLDERS.items():
-            (own / name).mkdir()
-            (own / name).chmod(0o1777)
-            options += ("--bind", f"{own / name}:{inside}")
+            (folder / name).mkdir()
+            (folder / name).chmod(0o1777)
+            options += ("--bind", f"{folder / name}:{inside}")
         # Not where the place has been changed: /tmp may be too small for what is unpacked
         names = ("APPTAINER_TMPDIR", "SINGULARITY_TMPDIR") if parent == path else ()
-        (own / "builder").mkdir()
-        yield options, dict.fromkeys(names, str(own / "builder"))
+        (folder / "builder").mkdir()
+        yield options, dict.fromkeys(names, str(folder / "builder"))
     finally:
-        if not remove_tree(own):
-            report(f"note: {own} could not be removed: it has files of other users of the build")
+        if not remove_tree(folder):
+            report(f"note: {folder} could not be removed: it has files of other users of the build")
 
 
 def recorded(record: Path) -> Path | None:
@@ -163,14 +163,14 @@ def check_space(layers: int | None, target: Path, area: Workspace, roots: int | 
     if layers is None:
         return
     needs: dict[int, tuple[float, list[str], Path]] = {}
-    for what, size, folder in (
+    for part, size, folder in (
         ("the cache", _CACHED * layers, area.cache),
         ("the unpacked image", _UNPACKED * (roots or layers), area.temporary),
         ("the image", _PACKED * layers, target.parent),
     ):
         there = next(place for place in (folder, *folder.parents) if place.exists())
         total, words, _ = needs.get(there.stat().st_dev, (0.0, [], there))
-        needs[there.stat().st_dev] = (total + size, [*words, f"{what} in {folder}"], there)
+        needs[there.stat().st_dev] = (total + size, [*words, f"{part} in {folder}"], there)
     for total, words, there in needs.values():
         free = shutil.disk_usage(there).free
         if free < total:

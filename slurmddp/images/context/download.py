@@ -55,25 +55,25 @@ def downloaded(
 
     Raises UserError for a wrong checksum, ExternalError where an address cannot be had.
     """
-    found: dict[str, str] = {}
+    checksums: dict[str, str] = {}
     items = tuple(items)
     if not any(item.url for item in items):
-        yield items, found
+        yield items, checksums
         return
-    with tempfile.TemporaryDirectory(prefix="slurmddp-", dir=folder if folder.is_dir() else None) as own:
+    with tempfile.TemporaryDirectory(prefix="slurmddp-", dir=folder if folder.is_dir() else None) as scratch:
         for item in items:
-            file = Path(own, hashlib.sha256(item.url.encode()).hexdigest())
-            if item.url and item.url not in found:
+            file = Path(scratch, hashlib.sha256(item.url.encode()).hexdigest())
+            if item.url and item.url not in checksums:
                 report(f"fetching {item.url}")
-                found[item.url] = _fetch(item.url, file, settings)
-            if item.checksum and item.checksum != f"sha256:{found[item.url]}":
+                checksums[item.url] = _fetch(item.url, file, settings)
+            if item.checksum and item.checksum != f"sha256:{checksums[item.url]}":
                 raise UserError(
-                    f"{item.url} has the checksum sha256:{found[item.url]}, not {item.checksum}",
+                    f"{item.url} has the checksum sha256:{checksums[item.url]}, not {item.checksum}",
                     where=item.where,
                     todo="check what has changed there; if it is right, write the new checksum",
                 )
-        files = {url: Path(own, hashlib.sha256(url.encode()).hexdigest()) for url in found}
-        yield tuple(replace(item, path=files[item.url]) if item.url else item for item in items), found
+        files = {url: Path(scratch, hashlib.sha256(url.encode()).hexdigest()) for url in checksums}
+        yield tuple(replace(item, path=files[item.url]) if item.url else item for item in items), checksums
 
 
 def _fetch(url: str, file: Path, settings: RegistrySettings) -> str:
@@ -94,8 +94,8 @@ def _fetch(url: str, file: Path, settings: RegistrySettings) -> str:
         transport.close()
     if answer.status != 200:
         raise outside(f"{host} has no file at {url} (status {answer.status})", "check the address")
-    said = email.utils.parsedate_tz(answer.headers.get("Last-Modified", ""))
-    time = email.utils.mktime_tz(said) if said else 0
+    modified = email.utils.parsedate_tz(answer.headers.get("Last-Modified", ""))
+    time = email.utils.mktime_tz(modified) if modified else 0
     os.utime(file, (time, time))
     digest = hashlib.sha256()
     with file.open("rb") as source:

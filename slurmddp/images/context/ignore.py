@@ -123,8 +123,8 @@ class Ignore:
         parts = relative.split("/")
         above = ["/".join(parts[: count + 1]) for count in range(len(parts))]
         out = False
-        for exception, wanted in self.patterns:
-            if any(wanted.fullmatch(path) for path in above):
+        for exception, pattern in self.patterns:
+            if any(pattern.fullmatch(path) for path in above):
                 out = not exception
         return out
 
@@ -144,7 +144,7 @@ def read_ignore(dockerfile: Path, context: Path) -> Ignore:
 
 def patterns(text: str, file: str) -> tuple[tuple[bool, re.Pattern[str]], ...]:
     """One pattern a line; `file` stands in messages. Raises UserError."""
-    found = []
+    rules = []
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("#") or not line.strip():
             continue
@@ -154,7 +154,7 @@ def patterns(text: str, file: str) -> tuple[tuple[bool, re.Pattern[str]], ...]:
         if not parts:
             continue
         try:
-            found.append((exception, expression("/".join(parts))))
+            rules.append((exception, expression("/".join(parts))))
         except (ValueError, re.error):
             raise UserError(f"the pattern {pattern[:80]!r} is broken", where=f"{file}:{number}") from None
-    return tuple(found)
+    return tuple(rules)

@@ -73,16 +73,16 @@ def from_context(copy: Copy, number: int, context: Context) -> Staged:
     places: list[str] = []
     archives: set[str] = set()
     items: list[Item] = []
-    found = [
+    sources = [
         (path, origin.partition("/./")[0] if "/./" in origin else ".")
         for origin in copy.origins
         if not ADDRESS.match(origin)
         for path in context.sources(origin, copy.instruction)
     ]
-    if len(found) > 1 and not (copy.into_folder or copy.parents):
+    if len(sources) > 1 and not (copy.into_folder or copy.parents):
         todo = f"end the destination with /: {copy.instruction.text}/"
-        raise copy.instruction.error(f"{len(found)} sources match, but the destination is not a folder", todo)
-    for source, pivot in found:
+        raise copy.instruction.error(f"{len(sources)} sources match, but the destination is not a folder", todo)
+    for source, pivot in sources:
         tree = context.collect(source, copy.exclude, copy.instruction)
         if not tree.entries:
             continue

@@ -23,26 +23,26 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 def read_secrets(options: Iterable[str], cwd: Path, environment: Mapping[str, str]) -> dict[str, Item]:
     """Return what is put beside the definition, by id. Raises UserError, never with a value in it."""
-    found: dict[str, Item] = {}
+    secrets: dict[str, Item] = {}
     for option in options:
-        said = {_KEYS.get(name, ""): value for name, _, value in (part.partition("=") for part in option.split(","))}
-        name = said.get("id", "")
-        if "" in said or not _NAME.fullmatch(name) or ("src" in said and "env" in said):
+        fields = {_KEYS.get(name, ""): value for name, _, value in (part.partition("=") for part in option.split(","))}
+        name = fields.get("id", "")
+        if "" in fields or not _NAME.fullmatch(name) or ("src" in fields and "env" in fields):
             todo = "write id=NAME,src=FILE or id=NAME,env=VARIABLE"
             raise UserError(f"--secret {option.split('=')[0]}=... is not understood", where="--secret", todo=todo)
-        itself = "src" not in said and (said.get("type") == "env" or name in environment)
-        variable = said.get("env") or (name if itself else "")
+        itself = "src" not in fields and (fields.get("type") == "env" or name in environment)
+        variable = fields.get("env") or (name if itself else "")
         place = f"{SECRETS}/{name}"
         if variable:
             if variable not in environment:
                 raise UserError(f"the variable {variable} is not set", where="--secret", todo="export it")
-            found[name] = Item(place, Path(), text=environment[variable])
+            secrets[name] = Item(place, Path(), text=environment[variable])
             continue
-        path = (cwd / said.get("src", name)).expanduser().resolve()
+        path = (cwd / fields.get("src", name)).expanduser().resolve()
         if not path.is_file():
             raise UserError(f"there is no file {path}", where="--secret", todo="name the file of the secret: src=FILE")
-        found[name] = Item(place, path)
-    return found
+        secrets[name] = Item(place, path)
+    return secrets
 
 
 #: The folders' names in definition files. Secrets are no part of that stage: only who asks for one gets it.

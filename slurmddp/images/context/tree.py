@@ -31,26 +31,26 @@ class Context:
         A pattern that nothing matches is no mistake, as in Docker; `..` at the root stays there.
         """
         inside = os.path.normpath(f"/{pattern}").lstrip("/")
-        found = [""]
+        paths = [""]
         for part in inside.split("/") if inside else ():
             if not MAGIC.search(part):
-                found = [os.path.join(base, part) for base in found if os.path.lexists(self.folder / base / part)]
+                paths = [os.path.join(base, part) for base in paths if os.path.lexists(self.folder / base / part)]
                 continue
             try:
-                wanted = expression(part)
+                matcher = expression(part)
             except (ValueError, re.error):
                 raise instruction.error(f"the pattern {pattern!r} has an unclosed bracket", "close it") from None
-            found = [
+            paths = [
                 os.path.join(base, name)
-                for base in found
+                for base in paths
                 if (self.folder / base).is_dir()
                 for name in sorted(os.listdir(self.folder / base))
-                if wanted.fullmatch(name)
+                if matcher.fullmatch(name)
             ]
-        kept = [path for path in found if not path or not self.ignore.ignored(path) or self._holds_exceptions(path)]
+        kept = [path for path in paths if not path or not self.ignore.ignored(path) or self._holds_exceptions(path)]
         if kept or MAGIC.search(inside):
             return kept
-        if found:
+        if paths:
             raise instruction.error(f"{self.ignore.file} excludes {pattern!r}", "allow it there with !")
         raise instruction.error(f"{pattern!r} is not in {self.folder}", self._elsewhere(inside))
 
@@ -114,10 +114,10 @@ class _Walk:
         """Add the folder's content; whether all of it went in. `below`: the folder as .dockerignore knows it."""
         whole = True
         try:
-            found = sorted(os.scandir(folder), key=lambda entry: entry.name)
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError as error:
             raise self.instruction.error(f"{folder} cannot be read: {error.strerror}", "make it readable") from None
-        for entry in found:
+        for entry in entries:
             inside, relative = f"{name}/{entry.name}".lstrip("/"), f"{below}/{entry.name}".lstrip("/")
             out = self.ignore.ignored(relative) or self.exclude.ignored(inside)
             if entry.is_dir(follow_symlinks=False):

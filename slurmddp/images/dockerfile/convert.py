@@ -78,8 +78,8 @@ def convert(
     """
     for name, value in arguments.items():
         if not value.replace("\t", " ").isprintable():
-            what = f"the build argument {name} contains a line break or a control character"
-            raise UserError(what, todo="write it in one line")
+            message = f"the build argument {name} contains a line break or a control character"
+            raise UserError(message, todo="write it in one line")
     problems = Problems()
     instructions = read(path, problems)
     path = path.absolute()
@@ -118,25 +118,25 @@ def _text(
 ) -> str:
     if undecided:
         raise undecided
-    own = pins.get(stages[-1].base.source)
+    pin = pins.get(stages[-1].base.source)
     return render_sections(
         "container/dockerfile.def.j2",
         version=version, stages=stages, staging=STAGING, kept=KEPT, files=FILES, folder=folder, runs=running.said,
         workdir=shell_parts(workdir) if workdir else "",
         entrypoint=" ".join(map(shell, running.entrypoint or ())),
         command=" ".join(map(shell, running.command or ())),
-        pins=pins, digest=own.digest if own else None, commit=commit,
+        pins=pins, digest=pin.digest if pin else None, commit=commit,
     )  # fmt: skip
 
 
 def _target(stages: tuple[Stage, ...], target: str | None, path: Path) -> Stage:
     if target is None:
         return stages[-1]
-    found = find_stage(stages, target)
-    if found is None:
+    chosen = find_stage(stages, target)
+    if chosen is None:
         names = ", ".join(stage.name or str(stage.number) for stage in stages)
         raise UserError(f"no stage {target!r}", where=str(path), todo=f"name one of: {names}")
-    return found
+    return chosen
 
 
 def _notes(name: str, stages: tuple[Stage, ...], setting: Setting, conversion: _Conversion) -> Iterator[str]:
@@ -145,8 +145,8 @@ def _notes(name: str, stages: tuple[Stage, ...], setting: Setting, conversion: _
         if instruction.keyword in ("COPY", "ADD") and not dict(instruction.flags).get("from"):
             first = (instruction.array() or instruction.text.split())[0]
             if first.rstrip("/") in (".", "*", ""):
-                said = f"{instruction.where}: the image gets all of {setting.context.folder}, including .git and data"
-                yield f"{said}; a .dockerignore in that folder excludes files"
+                note = f"{instruction.where}: the image gets all of {setting.context.folder}, including .git and data"
+                yield f"{note}; a .dockerignore in that folder excludes files"
     for argument in sorted({*setting.given} - setting.used - {*setting.declared}):
         yield f"the build argument {argument} has no ARG in {name}"
     for secret in sorted({*setting.secrets} - setting.used_secrets):
@@ -157,8 +157,8 @@ def _notes(name: str, stages: tuple[Stage, ...], setting: Setting, conversion: _
     for copy in (part for part in conversion.made.values() if part.start):
         base_of = setting.bases.get(copy.base.source)
         size = unpacked(base_of.size) if base_of and base_of.size else "an unknown amount (a build asks the registry)"
-        said = f"the stage {copy.name} starts with a full copy of the stage {copy.start}"
-        yield f"{said}, which takes {size} of disk space"
+        note = f"the stage {copy.name} starts with a full copy of the stage {copy.start}"
+        yield f"{note}, which takes {size} of disk space"
     for base, assumed in setting.assumed.items():
         yield f"the registry of the base {base} was not asked; assumed: {', '.join(assumed)}"
 

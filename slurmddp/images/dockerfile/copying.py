@@ -58,23 +58,23 @@ class Copy:
 
     def commands(self, staged: Staged) -> list[str]:
         """The calls of the template's functions that put everything in its place. Raises UserError."""
-        found = []
+        calls = []
         owner, to = shell_parts(self.owner), shell_parts(self.destination)
         copy = f"copy {owner} {shell(self.mode)} {to}"
         for path in staged.places:
             if path not in staged.archives:
                 pattern = self.stage and MAGIC.search(path)
-                found += [f"bare {path}"] if path.count("/") == 2 else []  # all of a stage
-                found += [f"(cd {shell(path)} && rm -rf {self.without})"] if self.without else []
-                found.append(f"{copy} {path if pattern else shell(path)}")
+                calls += [f"bare {path}"] if path.count("/") == 2 else []  # all of a stage
+                calls += [f"(cd {shell(path)} && rm -rf {self.without})"] if self.without else []
+                calls.append(f"{copy} {path if pattern else shell(path)}")
             elif self.mode:
                 raise self.instruction.error("ADD --chmod of an archive is not converted", "RUN chmod after it")
             else:
-                found.append(f"unpack {owner} {to} {shell(path)}")
+                calls.append(f"unpack {owner} {to} {shell(path)}")
         for name, text in self.inline:
             file = shell(f"{_INLINE}/{name}")
-            found += [f"mkdir {_INLINE}", f"printf %s {text} > {file}", f"{copy} {file}", f"rm -r {_INLINE}"]
-        return found
+            calls += [f"mkdir {_INLINE}", f"printf %s {text} > {file}", f"{copy} {file}", f"rm -r {_INLINE}"]
+        return calls
 
 
 def read_copy(instruction: Instruction, lookup: Lookup, workdir: Parts) -> Copy:
@@ -101,8 +101,8 @@ def read_copy(instruction: Instruction, lookup: Lookup, workdir: Parts) -> Copy:
     stage = flags.get("from")
     plainly = all(map(_EXCLUDED.fullmatch, exclude)) and not (exclude and any(map(MAGIC.search, origins)))
     if stage and (parents or not plainly):
-        what = "--parents, and --exclude with *NAME, !NAME or a source with a pattern, cannot be combined with --from"
-        raise instruction.error(what, "remove the option, and name files and folders one by one")
+        text = "--parents, and --exclude with *NAME, !NAME or a source with a pattern, cannot be combined with --from"
+        raise instruction.error(text, "remove the option, and name files and folders one by one")
     chown = expand(dict(instruction.flags).get("chown", ""), lookup, instruction)
     owner = owner_of(chown, instruction) if chown else () if stage else ("0:0",)
     inline = [(one.name, _text(one, lookup, instruction)) for word in raw if (one := heredocs.get(word))]

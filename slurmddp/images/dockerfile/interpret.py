@@ -94,11 +94,11 @@ class Interpreter:
         self._caches: dict[str, int] = {}
         self._base = repository
         self._root = root
-        self._said = said = None if root else setting.bases.get(base.source)
-        env = {} if root else said.env if said else None
+        self._said = image = None if root else setting.bases.get(base.source)
+        env = {} if root else image.env if image else None
         self._scope = Scope(setting.given, setting.declared, setting.used, env)
-        self._shell: tuple[str, ...] | None = said.shell if said else None
-        cwd = f"/{(said.workdir or '').strip('/')}" if said else "/" if root else _WORKDIRS.get(repository)
+        self._shell: tuple[str, ...] | None = image.shell if image else None
+        cwd = f"/{(image.workdir or '').strip('/')}" if image else "/" if root else _WORKDIRS.get(repository)
         self._cwd: Parts | None = (cwd,) if cwd else None
         self.sections = Sections(base)
         if start:
@@ -112,15 +112,15 @@ class Interpreter:
         setting.used.update(name for name, _ in proxies)
         if self._cwd and self._cwd != ("/",):
             self.sections.post.append(("", [f"mkdir -p {shell_parts(self._cwd)}", f"cd {shell_parts(self._cwd)}"]))
-        if said and said.user and not _ROOT.fullmatch(said.user):
-            self._user = (said.user,)
-            note = f"the base {repository} sets USER {said.user}, which applies to RUN as in Docker"
+        if image and image.user and not _ROOT.fullmatch(image.user):
+            self._user = (image.user,)
+            note = f"the base {repository} sets USER {image.user}, which applies to RUN as in Docker"
             setting.notes.append(f"{note}: Apptainer runs the image as the user who starts it")
-        for trigger in said.triggers if said else ():
+        for trigger in image.triggers if image else ():
             note = f"the base {repository} has ONBUILD {trigger}"
             setting.notes.append(f"{note}: add it to the Dockerfile if you need it")
         # Apptainer's own of these would be others
-        proxies += [(name, said.env[name]) for name in ("HOME", "PATH") if said and name in said.env]
+        proxies += [(name, image.env[name]) for name in ("HOME", "PATH") if image and name in image.env]
         if proxies:
             self.sections.post.append(("", [f"export {name}={shell(value)}" for name, value in proxies]))
 
@@ -140,8 +140,8 @@ class Interpreter:
                 continue
             options = (f"--{name}={value}" for name, value in instruction.flags)
             whole = " ".join((instruction.keyword, *options, instruction.text))
-            for said in (said for pattern, said in TRAPS.items() if re.match(pattern, whole)):
-                self._note(instruction, said)
+            for note in (note for pattern, note in TRAPS.items() if re.match(pattern, whole)):
+                self._note(instruction, note)
             if handler and not refused:
                 with self._setting.problems:
                     handler(instruction)
@@ -154,13 +154,13 @@ class Interpreter:
         """Return what the image runs, with the base's own ENTRYPOINT where it is known."""
         running = self.running
         if self.workdir and not running.said:
-            said = f"WORKDIR {plain(self.workdir) or '...'} has no effect when the image runs"
-            said = f"{said}, because it has no CMD or ENTRYPOINT: Apptainer starts in the current folder"
-            self._setting.notes.append(said)
+            note = f"WORKDIR {plain(self.workdir) or '...'} has no effect when the image runs"
+            note = f"{note}, because it has no CMD or ENTRYPOINT: Apptainer starts in the current folder"
+            self._setting.notes.append(note)
         if running.said and not self.workdir:
             if self._cwd:
-                said = f"the image starts in {plain(self._cwd)}, its base's WORKDIR, as in Docker"
-                self._setting.notes.append(f"{said}: relative paths in its arguments begin there")
+                note = f"the image starts in {plain(self._cwd)}, its base's WORKDIR, as in Docker"
+                self._setting.notes.append(f"{note}: relative paths in its arguments begin there")
             else:
                 self._assume("its WORKDIR is /, in which the image starts")
             self.workdir = self._cwd or ("/",)
@@ -172,8 +172,8 @@ class Interpreter:
                 self._assume("there is no ENTRYPOINT before CMD")
         return running
 
-    def _assume(self, what: str) -> None:
-        self._setting.assumed.setdefault(self._base, {})[what] = None
+    def _assume(self, fact: str) -> None:
+        self._setting.assumed.setdefault(self._base, {})[fact] = None
 
     def _note(self, instruction: Instruction, text: str) -> None:
         self._setting.notes.append(f"{instruction.where}: {text}")
@@ -183,15 +183,15 @@ class Interpreter:
 
     def on_run(self, instruction: Instruction) -> None:
         if self._root:
-            what = "RUN needs a shell, and a stage FROM scratch has none"
-            raise instruction.error(what, "start it from a small base")
+            message = "RUN needs a shell, and a stage FROM scratch has none"
+            raise instruction.error(message, "start it from a small base")
         self._quoted_wrongly(instruction)
         user = f"as {instruction.line} {shell_parts(self._user)} {self._scope.home()}" if self._user else ""
         self.sections.users = self.sections.users or bool(user)
         if self._user and self._user not in self._owners:
             self._owners.add(self._user)
-            said = f"RUN as {plain(self._user) or '$USER'}: a build without root gives all files of the base to root"
-            self._note(instruction, f"{said}; to change some here, RUN chown them as root before")
+            note = f"RUN as {plain(self._user) or '$USER'}: a build without root gives all files of the base to root"
+            self._note(instruction, f"{note}; to change some here, RUN chown them as root before")
         before, after = self._mounts(instruction)
         self._post(instruction, [*before, *run_lines(instruction, self._prefix(instruction), user), *after])
 
@@ -206,8 +206,8 @@ class Interpreter:
                 self._note(instruction, f"type={mount.kind} is ignored: {mount.target} is the host's in a build")
                 continue
             if mount.kind == "secret" and mount.name not in self._setting.secrets:
-                said = f"the build has no secret {mount.name}, so RUN runs without it, as in Docker"
-                self._note(instruction, f"{said}; --secret id={mount.name},src=FILE gives it")
+                note = f"the build has no secret {mount.name}, so RUN runs without it, as in Docker"
+                self._note(instruction, f"{note}; --secret id={mount.name},src=FILE gives it")
                 continue
             if mount.kind == "cache":
                 self._note(instruction, "type=cache is empty when a build starts, and is not part of the image")
@@ -228,38 +228,38 @@ class Interpreter:
             return f"{STAGING}/cache/{number}"
         source = mount.said.get("source", "/")
         if MAGIC.search(source):
-            what = f"{source!r} is neither a file nor a folder, so it cannot be mounted"
-            raise instruction.error(what, "name one, without a pattern")
+            message = f"{source!r} is neither a file nor a folder, so it cannot be mounted"
+            raise instruction.error(message, "name one, without a pattern")
         return self._stage(Copy(instruction, (source,), (mount.target,), mount.said.get("from"))).places[0]
 
     def on_env(self, instruction: Instruction) -> None:
-        found = self._scope.env(instruction)
-        for name, parts in found:
+        values = self._scope.env(instruction)
+        for name, parts in values:
             if name in _APPTAINERS:
                 self._note(instruction, f"Apptainer sets {name} itself when the image runs; the build sees this value")
             self._note_reference(instruction, name, parts)
-        self._post(instruction, exports(found))
-        self.sections.environment += exports([pair for pair in found if pair[0] not in _APPTAINERS])
+        self._post(instruction, exports(values))
+        self.sections.environment += exports([pair for pair in values if pair[0] not in _APPTAINERS])
 
     def on_arg(self, instruction: Instruction) -> None:
-        found = self._scope.arg(instruction, self._setting.notes)
-        for name, parts in found:
+        values = self._scope.arg(instruction, self._setting.notes)
+        for name, parts in values:
             self._note_reference(instruction, name, parts)
         # An ENV after it may use it
-        self.sections.environment += exports([pair for pair in found if plain(pair[1]) is None])
-        if found:
-            self._post(instruction, exports(found))
+        self.sections.environment += exports([pair for pair in values if plain(pair[1]) is None])
+        if values:
+            self._post(instruction, exports(values))
 
     def _note_reference(self, instruction: Instruction, name: str, parts: Parts) -> None:
         if any(isinstance(part, Reference) and part.name != "PATH" for part in parts):
-            said = f"{name} refers to a variable of the base image"
-            self._note(instruction, f"{said}: if the base has none, the image gets the host's value when it runs")
+            note = f"{name} refers to a variable of the base image"
+            self._note(instruction, f"{note}: if the base has none, the image gets the host's value when it runs")
 
     def on_shell(self, instruction: Instruction) -> None:
-        found = replace(instruction, text=re.sub(r"\]\s*#.*", "]", instruction.text)).array()
-        if not found:
+        words = replace(instruction, text=re.sub(r"\]\s*#.*", "]", instruction.text)).array()
+        if not words:
             raise instruction.error("SHELL has no program", 'SHELL ["/bin/bash", "-c"]')
-        self._shell = tuple(found)
+        self._shell = tuple(words)
 
     def _prefix(self, instruction: Instruction) -> tuple[str, ...]:
         """Return what a command in shell form is handed to."""
@@ -293,8 +293,8 @@ class Interpreter:
     def _folder(self, path: str, instruction: Instruction) -> Parts:
         """The folder that a relative path begins at."""
         if self._cwd is None and not path.startswith(("/", "$", '"', "'")):
-            said = f"{path!r} begins at / here; a WORKDIR of the base image {self._base} is unknown"
-            self._note(instruction, said)
+            note = f"{path!r} begins at / here; a WORKDIR of the base image {self._base} is unknown"
+            self._note(instruction, note)
         return self._cwd or ("/",)
 
     def on_copy(self, instruction: Instruction) -> None:
@@ -302,8 +302,8 @@ class Interpreter:
         copy = read_copy(instruction, self._scope.lookup, self._folder(written, instruction))
         self._assume_set((*copy.destination, *copy.owner))
         if copy.addresses and not copy.mode:
-            said = "the file has mode 600 and is root's, as in Docker: users who run the image cannot read it"
-            self._note(instruction, f"{said}, unless you add --chmod=644")
+            note = "the file has mode 600 and is root's, as in Docker: users who run the image cannot read it"
+            self._note(instruction, f"{note}, unless you add --chmod=644")
         if _NO_FILES.match(plain(copy.destination) or "") and not self._root:
             self._note(instruction, "files for /dev, /proc and /sys are ignored: an image has no such files")
             return
@@ -334,8 +334,8 @@ class Interpreter:
         name = plain(user)
         self._user = () if _ROOT.fullmatch(name or "") else user
         if self._user:
-            said = f"USER {name or instruction.text} applies only to the RUN lines that follow"
-            self._note(instruction, f"{said}: Apptainer runs the image as the user who starts it")
+            note = f"USER {name or instruction.text} applies only to the RUN lines that follow"
+            self._note(instruction, f"{note}: Apptainer runs the image as the user who starts it")
 
     def on_cmd(self, instruction: Instruction) -> None:
         self.running = replace(self.running, command=self._argv(instruction), own=True)
@@ -352,8 +352,8 @@ class Interpreter:
 
     def _quoted_wrongly(self, instruction: Instruction) -> None:
         if re.match(r"\[\s*['\"]", instruction.text) and instruction.array() is None:
-            said = "this is not a JSON array, so /bin/sh runs it as one line, as in Docker"
-            self._note(instruction, f"{said}: use double quotes")
+            note = "this is not a JSON array, so /bin/sh runs it as one line, as in Docker"
+            self._note(instruction, f"{note}: use double quotes")
 
     def on_label(self, instruction: Instruction) -> None:
         for name, raw in pairs(instruction):

@@ -49,11 +49,11 @@ class Problems:
         Return it where the base's configuration would decide.
         """
         by_text = {str(error): error for error in self.found}  # a stage that several others start from is walked again
-        found = sorted(by_text.values(), key=_line)
-        if not found:
+        errors = sorted(by_text.values(), key=_line)
+        if not errors:
             return None
-        error = found[0] if len(found) == 1 else Refused(found)
-        if all(isinstance(one, Undecided) for one in found):
+        error = errors[0] if len(errors) == 1 else Refused(errors)
+        if all(isinstance(one, Undecided) for one in errors):
             return error
         raise error
 
@@ -115,16 +115,16 @@ class Instruction:
         Raises UserError for what no line of a definition file can hold.
         """
         try:
-            found = json.loads(self.text)
+            words = json.loads(self.text)
         except (ValueError, RecursionError):
             return None
-        if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+        if not isinstance(words, list) or not all(isinstance(item, str) for item in words):
             return None
-        for item in found:
+        for item in words:
             if not item.replace("\t", " ").isprintable():
                 todo = "put these commands into a script, COPY it and run that"
                 raise self.error(f"{item!r} contains a line break or a control character", todo)
-        return found
+        return words
 
 
 #: Characters of a Dockerfile, and of one instruction: it has to fit into a section of a definition file, which has
@@ -158,7 +158,7 @@ def parse(text: str, file: str, problems: Problems) -> tuple[Instruction, ...]:
             raise UserError("the line contains a control character", where=f"{file}:{number}", todo=todo)
     escape = _escape(lines, file)
     todo = "put commands into a script beside the Dockerfile, COPY it, and RUN it"
-    found: list[Instruction] = []
+    instructions: list[Instruction] = []
     position = 0
     while position < len(lines):
         if _IDLE.match(lines[position]):
@@ -167,17 +167,17 @@ def parse(text: str, file: str, problems: Problems) -> tuple[Instruction, ...]:
         start, where = position + 1, f"{file}:{position + 1}"
         pieces, position = _join(lines, position, escape)
         if sum(map(len, pieces)) > _LONGEST:
-            what = f"the instruction is longer than {_LONGEST >> 10} KiB, which a definition file does not hold"
-            raise UserError(what, where=where, todo=todo)
-        if len(found) == _MOST:
+            message = f"the instruction is longer than {_LONGEST >> 10} KiB, which a definition file does not hold"
+            raise UserError(message, where=where, todo=todo)
+        if len(instructions) == _MOST:
             raise UserError(f"the Dockerfile has more than {_MOST} instructions", where=where, todo=todo)
         with problems:
             read = _instruction(pieces, start, file, escape)
             heredocs, position = _heredocs(read, lines, position, problems)
-            found.append(replace(read, heredocs=heredocs))
-    if not found and not problems.found:
+            instructions.append(replace(read, heredocs=heredocs))
+    if not instructions and not problems.found:
         raise UserError("the Dockerfile is empty", where=file, todo="it begins with FROM")
-    return tuple(found)
+    return tuple(instructions)
 
 
 def split(text: str, escape: str = "\\") -> list[str]:
@@ -228,8 +228,8 @@ def _instruction(pieces: list[str], line: int, file: str, escape: str) -> Instru
     keyword = words[0].upper() if words else ""
     bare = Instruction(keyword, "", (), line, file, (), escape)
     if not _KEYWORDS.fullmatch(keyword):
-        what = f"{words[0] if words else escape!r} is not a Dockerfile instruction"
-        raise bare.error(what, "see Docker's reference of Dockerfiles")
+        message = f"{words[0] if words else escape!r} is not a Dockerfile instruction"
+        raise bare.error(message, "see Docker's reference of Dockerfiles")
     text = words[1].strip() if len(words) > 1 else ""
     flags: list[tuple[str, str]] = []
     while match := _FLAG.match(text):
@@ -242,17 +242,17 @@ def _instruction(pieces: list[str], line: int, file: str, escape: str) -> Instru
 
 def trigger(instruction: Instruction) -> Instruction:
     """Return what an ONBUILD says, for a stage that starts from its own. Raises UserError."""
-    found = _instruction(list(instruction.pieces), instruction.line, instruction.file, instruction.escape)
-    if found.keyword in ("FROM", "ONBUILD", "MAINTAINER"):
-        raise instruction.error(f"ONBUILD cannot contain {found.keyword}", "move it into the stage that needs it")
-    return found
+    triggered = _instruction(list(instruction.pieces), instruction.line, instruction.file, instruction.escape)
+    if triggered.keyword in ("FROM", "ONBUILD", "MAINTAINER"):
+        raise instruction.error(f"ONBUILD cannot contain {triggered.keyword}", "move it into the stage that needs it")
+    return triggered
 
 
 def _heredocs(
     instruction: Instruction, lines: list[str], position: int, problems: Problems
 ) -> tuple[tuple[Heredoc, ...], int]:
     """The heredocs that begin at line `position`, and the line after them. Raises UserError."""
-    found: list[Heredoc] = []
+    heredocs: list[Heredoc] = []
     if instruction.keyword not in ("RUN", "COPY", "ADD") or instruction.array() is not None:
         return (), position
     for word in split(instruction.text, instruction.escape):
@@ -260,7 +260,7 @@ def _heredocs(
         if not match:
             continue
         delimiter = _DELIMITER.fullmatch(match.group("word"))
-        if not delimiter or word in [heredoc.word for heredoc in found]:
+        if not delimiter or word in [heredoc.word for heredoc in heredocs]:
             raise instruction.error(f"cannot read {word}", "write <<NAME, with a different name for each")
         name, dash = delimiter.group("name"), bool(match.group("dash"))
         begin = position
@@ -271,9 +271,9 @@ def _heredocs(
             problems.found.append(instruction.error(f"the heredoc {word} has no end", todo))
         text = "".join(f"{line}\n" for line in lines[begin:position])
         content = re.sub(r"(?m)^\t+", "", text) if dash else text
-        found.append(Heredoc(word, name, text, not delimiter.group("mark"), content))
+        heredocs.append(Heredoc(word, name, text, not delimiter.group("mark"), content))
         position += 1
-    return tuple(found), position
+    return tuple(heredocs), position
 
 
 def _tail(pieces: list[str], text: str) -> tuple[str, ...]:

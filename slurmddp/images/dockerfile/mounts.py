@@ -48,29 +48,29 @@ class Mount:
 def read_mount(text: str, instruction: Instruction, lookup: Lookup, workdir: Parts, secrets: Collection[str]) -> Mount:
     """The value of a --mount; `secrets`: the ids of those that the build has. Raises UserError."""
 
-    def error(what: str, todo: str) -> UserError:
-        return instruction.error(f"RUN --mount={text}: {what}", todo)
+    def error(message: str, todo: str) -> UserError:
+        return instruction.error(f"RUN --mount={text}: {message}", todo)
 
-    said: dict[str, str] = {}
+    options: dict[str, str] = {}
     for field in next(csv.reader([text]), []):
         name, equals, value = field.partition("=")
         name = _NAMES.get(name.lower(), name.lower())
-        said[name] = known(value, lookup, instruction) if equals else "true"
-    kind = said.pop("type", "bind").lower()
+        options[name] = known(value, lookup, instruction) if equals else "true"
+    kind = options.pop("type", "bind").lower()
     if kind == "ssh":
         raise error("a build has no ssh agent", "pass a token with --secret, or download before the build and COPY")
     if kind not in _KNOWN:
         raise error(f"{kind!r} is not a type", f"use one of {', '.join(_KNOWN)}")
-    for name, value in said.items():
+    for name, value in options.items():
         if name not in _KNOWN[kind] or (name in _VALUES and not _VALUES[name].fullmatch(value)):
             raise error(f"{name}={value} is not converted for type={kind}", "remove it")
-    target = said.get("target", "")
+    target = options.get("target", "")
     if kind == "secret":
-        said.setdefault("id", said.get("source") or posixpath.basename(target))
-        if said["id"] not in secrets and said.get("required", "0").lower() in ("1", "t", "true"):
-            todo = f"--secret id={said['id'] or 'NAME'},src=FILE (or env=VARIABLE); it does not stay in the image"
+        options.setdefault("id", options.get("source") or posixpath.basename(target))
+        if options["id"] not in secrets and options.get("required", "0").lower() in ("1", "t", "true"):
+            todo = f"--secret id={options['id'] or 'NAME'},src=FILE (or env=VARIABLE); it does not stay in the image"
             raise error("the build has no such secret", todo)
-        target = target or ("" if "env" in said else f"/run/secrets/{posixpath.basename(said['id'])}")
+        target = target or ("" if "env" in options else f"/run/secrets/{posixpath.basename(options['id'])}")
     elif not target:
         raise error("it has no target", "write target=FOLDER")
     whole = plain(place((target,), workdir)) if target else ""
@@ -79,7 +79,7 @@ def read_mount(text: str, instruction: Instruction, lookup: Lookup, workdir: Par
     whole = whole.rstrip("/") or whole
     if _TAKEN.fullmatch(whole) or (kind in ("bind", "secret") and SHARED.fullmatch(whole)):
         raise error(f"a build cannot mount over {whole}", "use another target")
-    return Mount(kind, whole, said)
+    return Mount(kind, whole, options)
 
 
 def around(mount: Mount, number: int, source: str) -> tuple[list[str], list[str]]:

@@ -37,9 +37,9 @@ class Scope:
 
     def lookup(self, name: str) -> str | Reference | None:
         """Return what the name stands for on this line."""
-        found = self._environment.get(name, self._arguments.get(name))
-        if found is not None:
-            return found
+        value = self._environment.get(name, self._arguments.get(name))
+        if value is not None:
+            return value
         if self.base is not None:
             return {**_PATH, **self.base}.get(name)
         return None if name in self._arguments else Reference(name)
@@ -50,19 +50,19 @@ class Scope:
 
     def env(self, instruction: Instruction) -> list[tuple[str, Parts]]:
         """Take over an ENV: its names and values. Raises UserError."""
-        found = []
+        values = []
         for name, raw in pairs(instruction):
             if not NAME.fullmatch(name):
-                what = f"{name!r} is not a valid name of a shell variable"
-                raise instruction.error(what, "use letters, digits and _")
-            found.append((name, expand(raw, self.lookup, instruction)))
-        for name, parts in found:  # all values of a line are those before it
+                message = f"{name!r} is not a valid name of a shell variable"
+                raise instruction.error(message, "use letters, digits and _")
+            values.append((name, expand(raw, self.lookup, instruction)))
+        for name, parts in values:  # all values of a line are those before it
             self._environment[name] = _value(name, parts)
-        return found
+        return values
 
     def arg(self, instruction: Instruction, notes: list[str]) -> list[tuple[str, Parts]]:
         """Take over an ARG: the names and values that the commands after it see. Raises UserError."""
-        found = []
+        values = []
         for name, raw in read_arguments(instruction):
             outer = self.declared.get(name, platform_arguments().get(name))
             if name in self.given:
@@ -80,11 +80,11 @@ class Scope:
                     raise
             self._arguments[name] = None if parts is None else _value(name, parts)
             if parts is not None and name not in self._environment:
-                found.append((name, parts))
+                values.append((name, parts))
             elif parts is not None and plain(parts) != self._environment[name]:
-                said = f"ARG {name} has no effect: the ENV of that name before it wins, as Docker's reference says"
-                notes.append(f"{instruction.where}: {said}")
-        return found
+                note = f"ARG {name} has no effect: the ENV of that name before it wins, as Docker's reference says"
+                notes.append(f"{instruction.where}: {note}")
+        return values
 
 
 def exports(values: list[tuple[str, Parts]]) -> list[str]:

@@ -69,12 +69,12 @@ def split_stages(
 
 def read_arguments(instruction: Instruction) -> list[tuple[str, str | None]]:
     """The (name, raw default or None) of an ARG."""
-    found = []
+    arguments = []
     for word in split(instruction.text, instruction.escape):
         name, equals, value = word.partition("=")
         if NAME.fullmatch(name):  # Docker takes the rest, as of a comment, and nothing uses it
-            found.append((name, value if equals else None))
-    return found
+            arguments.append((name, value if equals else None))
+    return arguments
 
 
 def _lookup(declared: Mapping[str, str | None]) -> Lookup:
@@ -90,13 +90,13 @@ def _stage(
         raise begin.error(f"cannot read FROM {begin.text}", "write FROM IMAGE or FROM IMAGE AS NAME")
     name = words[2].lower() if len(words) == 3 else ""
     if name and (not _NAME.fullmatch(name) or any(stage.name == name for stage in stages)):
-        what = f"{name!r} is not a valid stage name, or is used twice"
-        raise begin.error(what, "use a letter, then letters and digits")
+        message = f"{name!r} is not a valid stage name, or is used twice"
+        raise begin.error(message, "use a letter, then letters and digits")
     here = platform_arguments()["TARGETPLATFORM"]
-    for wanted in (known(value, lookup, begin) for _, value in begin.flags):
-        if wanted != here and not wanted.startswith(f"{here}/"):
-            what = f"the stage is for {wanted}, but this machine is {here}"
-            raise begin.error(what, "build it on a machine of that kind")
+    for machine in (known(value, lookup, begin) for _, value in begin.flags):
+        if machine != here and not machine.startswith(f"{here}/"):
+            message = f"the stage is for {machine}, but this machine is {here}"
+            raise begin.error(message, "build it on a machine of that kind")
     image = known(words[0], lookup, begin)
     empty = [name for name in re.findall(r"\$\{?(\w+)", words[0]) if not lookup(name)]
     if empty and re.search(r"^$|^[/:@]|[/:@]$", image):
@@ -125,10 +125,10 @@ def find_stage(stages: tuple[Stage, ...], name: str) -> Stage | None:
 
 def chain(stages: tuple[Stage, ...], stage: Stage) -> tuple[Stage, ...]:
     """The stage and those it is built on, the one with the image first."""
-    found: tuple[Stage, ...] = (stage,)
-    while found[0].parent is not None:
-        found = (stages[found[0].parent], *found)
-    return found
+    built_on: tuple[Stage, ...] = (stage,)
+    while built_on[0].parent is not None:
+        built_on = (stages[built_on[0].parent], *built_on)
+    return built_on
 
 
 def shared_stages(stages: tuple[Stage, ...], final: Stage) -> frozenset[int]:
@@ -143,7 +143,7 @@ def shared_stages(stages: tuple[Stage, ...], final: Stage) -> frozenset[int]:
         stage = todo.pop()
         flags = [flag for instruction in stage.body for flag in instruction.flags if flag[0] in ("from", "mount")]
         names = [value if name == "from" else "".join(_MOUNTED.findall(value)) for name, value in flags]
-        sources = {found.number for name in names if (found := find_stage(stages[: stage.number], name))}
+        sources = {source.number for name in names if (source := find_stage(stages[: stage.number], name))}
         copied |= sources
         if stage.parent is not None:
             started[stage.parent] += 1

@@ -44,11 +44,11 @@ def substitute(value: str, operator: str, pattern: str, text: str) -> str:
     star = ".*" if operator in ("##", "%%", "/", "//") else ".*?"
     if operator[0] == "%":  # the shortest end is the shortest begin of the value read backwards
         tokens.reverse()
-    found = "".join({"*": star, "?": "."}.get(token, re.escape(token[-1])) for token in tokens)
+    expression = "".join({"*": star, "?": "."}.get(token, re.escape(token[-1])) for token in tokens)
     if operator[0] == "/":
-        return re.sub(found, lambda _: text, value, count=0 if operator == "//" else 1)
+        return re.sub(expression, lambda _: text, value, count=0 if operator == "//" else 1)
     whole = value[::-1] if operator[0] == "%" else value
-    match = re.match(found, whole)
+    match = re.match(expression, whole)
     rest = whole[match.end() :] if match else whole
     return rest[::-1] if operator[0] == "%" else rest
 
@@ -80,14 +80,14 @@ def pairs(instruction: Instruction) -> list[tuple[str, str]]:
         if not rest:
             raise instruction.error(f"{instruction.keyword} {name} has no value", f"{instruction.keyword} {name}=VALUE")
         return [(name, rest[0])]
-    found = []
+    values = []
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name:
             todo = f'write NAME=VALUE, with "..." around a value that holds spaces: {instruction.keyword} A="b c"'
             raise instruction.error(f"{word!r} is not NAME=VALUE", todo)
-        found.append((name, value))
-    return found
+        values.append((name, value))
+    return values
 
 
 def expand(text: str, lookup: Lookup, instruction: Instruction, quotes: bool = True) -> Parts:
@@ -103,8 +103,8 @@ def known(text: str, lookup: Lookup, instruction: Instruction) -> str:
     parts = expand(text, lookup, instruction)
     for part in parts:
         if isinstance(part, Reference):
-            what = f"${part.name} is set by no ARG or ENV before this line, so only the base image can set it"
-            raise undecided(what, part.name, instruction)
+            message = f"${part.name} is set by no ARG or ENV before this line, so only the base image can set it"
+            raise undecided(message, part.name, instruction)
     return "".join(map(str, parts))
 
 
@@ -225,14 +225,14 @@ class _Expansion:
         self.at += match.end()
         name, operator = match.group("name"), match.group("operator") or ""
         if operator[:1] in ("#", "%", "/"):
-            found: Parts = (self._replaced(name, operator),)
+            parts: Parts = (self._replaced(name, operator),)
         else:
             word = self.parts("}")
             if word and not operator:
                 raise self._broken()
-            found = self._value(name, operator, word)
+            parts = self._value(name, operator, word)
         self.depth -= 1
-        return found
+        return parts
 
     def _value(self, name: str, operator: str, word: Parts) -> Parts:
         value = self.lookup(name)
@@ -260,11 +260,11 @@ class _Expansion:
                 return substitute(value or "", operator, pattern, "".join(map(str, new)))
             if operator[0] != "/":
                 return Reference(name, operator + for_shell(pattern))
-            what = f"${{{name}{operator}...}} is not converted: only the base image knows its value"
-            raise undecided(what, name, self.instruction)
+            message = f"${{{name}{operator}...}} is not converted: only the base image knows its value"
+            raise undecided(message, name, self.instruction)
         except ValueError:
-            what = f"the pattern of ${{{name}{operator}...}} is not converted"
-            raise self.instruction.error(what, "write the value") from None
+            message = f"the pattern of ${{{name}{operator}...}} is not converted"
+            raise self.instruction.error(message, "write the value") from None
 
     def _broken(self) -> Exception:
         return self.instruction.error(f"{self.text!r} has an unclosed quote or brace", "close it")

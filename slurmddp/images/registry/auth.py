@@ -43,7 +43,7 @@ def parse_challenges(headers: Sequence[str]) -> list[Challenge]:
 
     Their grammar: RFC 9110, 11.6.1.
     """
-    found: list[Challenge] = []
+    challenges: list[Challenge] = []
     for header in headers:
         inside: Challenge | None = None
         position = 0
@@ -51,12 +51,12 @@ def parse_challenges(headers: Sequence[str]) -> list[Challenge]:
             position = match.end()
             if match["scheme"]:
                 inside = Challenge(match["scheme"].lower())
-                found.append(inside)
+                challenges.append(inside)
             elif inside:
                 quoted = match["quoted"]
                 value = match["bare"] if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
                 inside.parameters.setdefault(match["key"].lower(), value)
-    return found
+    return challenges
 
 
 def authorize(
@@ -90,17 +90,17 @@ def refused(status: int, location: Location, found: Found, image: str) -> UserEr
             f"{location.host} denies access to {image} with the login from {source} (status {status}){remarks}",
             todo=f"check user name, password, image name, and whether this user may read the image; otherwise {where}",
         )
-    what = f"{location.host} requires a login for {image} (status {status}), but no credentials were found{remarks}"
-    return UserError(what, todo=f"check the image name (an unknown image gives the same answer), or log in: {where}")
+    message = f"{location.host} requires a login for {image} (status {status}), but no credentials were found{remarks}"
+    return UserError(message, todo=f"check the image name (an unknown image gives the same answer), or log in: {where}")
 
 
-def _token(challenge: Challenge, found: Found, location: Location, transport: Transport, image: str) -> str:
+def _token(challenge: Challenge, login: Found, location: Location, transport: Transport, image: str) -> str:
     url = _token_url(challenge, location)
     host = urlsplit(url).netloc
-    shown = found.credentials.basic if found.credentials else None
+    shown = login.credentials.basic if login.credentials else None
     answer = transport.get(url, limit=_LARGEST_TOKEN, what=f"a token for {image}", authorization=shown)
     if answer.status in (400, 401, 403):  # Docker Hub and others say 400 or 403 to what they do not know
-        raise refused(answer.status, location, found, image)
+        raise refused(answer.status, location, login, image)
     if answer.status == 404:
         raise outside(f"{host} has no token service for {image} (status 404)")
     if answer.status != 200:

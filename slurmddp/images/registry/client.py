@@ -37,13 +37,13 @@ def resolve(
     from slurmddp.images.registry.transport import Transport  # loads urllib3, ssl and http.client
 
     parsed = parse_reference(reference) if isinstance(reference, str) else reference
-    wanted = documents.ARCHITECTURES.get(architecture or platform.machine(), architecture or platform.machine())
+    machine = documents.ARCHITECTURES.get(architecture or platform.machine(), architecture or platform.machine())
     settings = settings or RegistrySettings()
     location = settings.location(parsed)
 
     def ask() -> RegistryImage:
         with closing(Transport(settings)) as transport:
-            return _resolve(_Repository(transport, location, parsed), wanted)
+            return _resolve(_Repository(transport, location, parsed), machine)
 
     try:
         return within(settings.timeout, ask)

@@ -151,9 +151,9 @@ def find_credentials(registry: str, name: str) -> Found:
             return Found(credentials, tuple(remarks))
         remarks.append(f"{credentials.source} are only for {host}")
     for path in login_files():
-        found = _of_file(path, registry, name, remarks)
-        if found:
-            return Found(found, tuple(remarks))
+        entry = _of_file(path, registry, name, remarks)
+        if entry:
+            return Found(entry, tuple(remarks))
     return Found(None, tuple(remarks))
 
 
@@ -245,9 +245,9 @@ def _of_file(path: Path, registry: str, name: str, remarks: list[str]) -> Creden
         remarks.append(f"{shown} does not contain a JSON object")
         return None
     entry = _entry(tree.get("auths"), registry, name)
-    found = _of_entry(entry, shown, remarks) if entry is not None else None
+    credentials = _of_entry(entry, shown, remarks) if entry is not None else None
     helper = _helper(tree, registry)
-    return _of_helper(helper, registry, shown, remarks) if found is None and helper else found
+    return _of_helper(helper, registry, shown, remarks) if credentials is None and helper else credentials
 
 
 def _entry(auths: Any, registry: str, name: str) -> Mapping[str, Any] | None:

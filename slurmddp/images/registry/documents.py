@@ -79,8 +79,8 @@ class Document:
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return the texts of a list or null; "..." for one that is no single printable line."""
-        found = self.items(key, str) if self.tree.get(key) is not None else []
-        return tuple(text if text.isprintable() else "..." for text in found)
+        texts = self.items(key, str) if self.tree.get(key) is not None else []
+        return tuple(text if text.isprintable() else "..." for text in texts)
 
     def variables(self, key: str) -> dict[str, str]:
         """Return those of ["NAME=VALUE", ...] or null; the last of a name counts.
@@ -133,7 +133,7 @@ def is_index(document: Document, content_type: str, image: str) -> bool:
 
 def platforms(document: Document) -> list[Platform]:
     """The images of an index; attestations, whose platform is unknown, are left out. Raises ExternalError."""
-    found = []
+    images = []
     for entry in document.items("manifests", dict):
         platform = entry.get("platform")
         platform = platform if isinstance(platform, dict) else {}
@@ -144,8 +144,8 @@ def platforms(document: Document) -> list[Platform]:
         if not is_digest(entry.get("digest")):
             raise document.unreadable()
         if architecture not in ("", "unknown"):
-            found.append(Platform(architecture, system or "linux", entry["digest"]))
-    return found
+            images.append(Platform(architecture, system or "linux", entry["digest"]))
+    return images
 
 
 def choose(found: Sequence[Platform], architecture: str, image: str) -> Platform:
@@ -175,6 +175,6 @@ def read_manifest(document: Document, image: str) -> Manifest:
     if not all(type(number) is int and number >= 0 for number in (size, *sizes)):
         raise document.unreadable()
     if kind not in CONFIGURATIONS:
-        what = f"{image} is not a container image, but {''.join(c for c in kind[:80] if c.isprintable())!r}"
-        raise UserError(what, todo="check name and tag; `apptainer pull oras://...` downloads a .sif from a registry")
+        text = f"{image} is not a container image, but {''.join(c for c in kind[:80] if c.isprintable())!r}"
+        raise UserError(text, todo="check name and tag; `apptainer pull oras://...` downloads a .sif from a registry")
     return Manifest(config["digest"], config["size"], sum(sizes))

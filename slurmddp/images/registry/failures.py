@@ -73,8 +73,8 @@ def not_found(body: bytes, host: str, image: str, digest: str | None) -> UserErr
     """Return the error for a 404 about the user's image."""
     code = error_code(body)
     if digest:
-        what = f"{image} does not exist at {host}, or was removed: registries remove images without a tag"
-        return UserError(what, todo="pin the tag again, or check the name")
+        message = f"{image} does not exist at {host}, or was removed: registries remove images without a tag"
+        return UserError(message, todo="pin the tag again, or check the name")
     if code == "NAME_UNKNOWN":
         return UserError(f"{image} does not exist: {host} has no image of this name", todo="check the name")
     if code == "MANIFEST_UNKNOWN":

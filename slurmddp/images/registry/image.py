@@ -49,20 +49,20 @@ class RegistryImage:
     @property
     def nccl_version(self) -> str | None:
         """NCCL's own version, without the revision of its Debian package."""
-        found = self._variable("NCCL_VERSION")
-        match = _PACKAGE_REVISION.fullmatch(found) if found else None
-        return match.group(1) if match else found
+        version = self._variable("NCCL_VERSION")
+        match = _PACKAGE_REVISION.fullmatch(version) if version else None
+        return match.group(1) if match else version
 
     def facts(self) -> dict[str, object]:
         """Return what a lock tells of a base."""
         names = ("digest", "platform_digest", "architecture", "created")
-        own = {
+        fields = {
             "reference": str(self.reference),
             **{name: getattr(self, name) for name in names},
             "layer_bytes": self.size,
         }
         versions = (self.cuda_version, self.cuda_driver_version, self.torch_version, self.nccl_version)
-        return {**own, **dict(zip(("cuda", "driver", "torch", "nccl"), versions, strict=True))}
+        return {**fields, **dict(zip(("cuda", "driver", "torch", "nccl"), versions, strict=True))}
 
     def _variable(self, name: str) -> str | None:
         return self.env.get(name, "").strip() or None

@@ -99,5 +99,5 @@ def is_registry(host: str) -> bool:
     return match is not None and (port is None or 0 < int(port) < 65536)
 
 
-def _wrong(text: str, what: str, todo: str = FORMS) -> UserError:
-    return UserError(f"the image {text!r} {what}", todo=todo)
+def _wrong(text: str, problem: str, todo: str = FORMS) -> UserError:
+    return UserError(f"the image {text!r} {problem}", todo=todo)

@@ -100,8 +100,8 @@ class RegistrySettings:
             return None
         if self.proxy is not None:
             return parse_proxy(self.proxy, "the proxy of the site's profile")
-        found = getproxies_environment().get(scheme)
-        return parse_proxy(found, f"{scheme}_proxy or {scheme.upper()}_PROXY in the environment") if found else None
+        url = getproxies_environment().get(scheme)
+        return parse_proxy(url, f"{scheme}_proxy or {scheme.upper()}_PROXY in the environment") if url else None
 
     def _mirror(self, registry: str, mirror: str, name: str) -> Location:
         given, mark, rest = mirror.partition("://")
@@ -115,8 +115,8 @@ class RegistrySettings:
             )
         plain = self.plain_allowed(host)
         if given == "http" and mark and not plain:
-            what = f"{host} would be reached over plain HTTP, which is not allowed for it"
-            raise UserError(what, where=where, todo="write https://, or add the host to the insecure registries")
+            message = f"{host} would be reached over plain HTTP, which is not allowed for it"
+            raise UserError(message, where=where, todo="write https://, or add the host to the insecure registries")
         return Location(given if mark else "http" if plain else "https", host, f"{path}/{name}" if path else name)
 
 
