@@ -16,7 +16,7 @@ def holding(site: Site, job: Job) -> Iterator[tuple[str, When]]:
     """The entries whose conditions the job meets, by name, in the order of the profile: a later one wins."""
     resources = job.resources
     partition = site.partitions.get(resources.partition or "", Partition.model_construct())
-    found = {
+    properties = {
         "partition": resources.partition,
         "account": resources.account,
         "qos": resources.qos or (partition.ask or {}).get("qos"),
@@ -25,9 +25,9 @@ def holding(site: Site, job: Job) -> Iterator[tuple[str, When]]:
     }
     nodes = resources.node_range.max + resources.node_range.spares
     for name, entry in site.when.items():
-        wanted = {key: getattr(entry, key) for key in found}
+        patterns = {key: getattr(entry, key) for key in properties}
         if _in_range(entry.nodes, nodes) and all(
-            pattern is None or fnmatchcase(found[key] or "", pattern) for key, pattern in wanted.items()
+            pattern is None or fnmatchcase(properties[key] or "", pattern) for key, pattern in patterns.items()
         ):
             yield name, entry
 

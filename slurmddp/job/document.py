@@ -191,8 +191,8 @@ def _syntax_error(error: Any, name: str, lines: list[str]) -> UserError:
     opened = getattr(error, "context_mark", None) if "block" not in context else None
     begins = _section(lines, min(line, line if opened is None else opened.line))
     ends = next((at for at in range(begins + 1, len(lines)) if _SECTION.match(lines[at])), len(lines))
-    found = _SECTION.match(lines[begins])
-    where, key = f"{name}:{line + 1}", (found[1],) if found else ()
+    match = _SECTION.match(lines[begins])
+    where, key = f"{name}:{line + 1}", (match[1],) if match else ()
     tab = "\t" in lines[line]
     since = "" if opened is None or opened.line == line else f", in what begins in line {opened.line + 1}"
     lines[begins:ends] = [""] * (ends - begins)
@@ -341,8 +341,8 @@ class _Reader:
         path = (*above, name)
         if name in siblings:
             first = self.origins[path].where.rsplit(":", 1)[-1]
-            what = f"key {json.dumps(name)} is given twice (first in line {first})"
-            self.refuse(what, event, path, "remove one")
+            message = f"key {json.dumps(name)} is given twice (first in line {first})"
+            self.refuse(message, event, path, "remove one")
             return None
         return path
 

@@ -40,11 +40,11 @@ class Expander:
             name = match.group(1) or match.group(2)
             if name is None:
                 return "$"
-            found = self.environment.get(name)
-            if not found:
+            variable = self.environment.get(name)
+            if not variable:
                 self.unset.append((key, name))
                 return match.group(0)
-            return found
+            return variable
 
         if text == "~" or text.startswith("~/"):
             text = "${HOME}" + text[1:]

@@ -114,21 +114,21 @@ def submodel(annotation: Any) -> type[BaseModel] | None:
         return annotation
     if origin in (typing.Union, types.UnionType, typing.Annotated, dict, tuple):
         for part in typing.get_args(annotation):
-            found = submodel(part)
-            if found is not None:
-                return found
+            model = submodel(part)
+            if model is not None:
+                return model
     return None
 
 
 @cache
 def adding_lists(model: type[BaseModel]) -> frozenset[Key]:
     """The key paths of the lists to which a later layer adds."""
-    found: set[Key] = set()
+    paths: set[Key] = set()
     for name, field in model.model_fields.items():
         key = field.alias or name
         if any(isinstance(mark, Adds) for mark in field.metadata):
-            found.add((key,))
+            paths.add((key,))
         inner = submodel(field.annotation)
         if inner is not None:
-            found.update((key, *rest) for rest in adding_lists(inner))
-    return frozenset(found)
+            paths.update((key, *rest) for rest in adding_lists(inner))
+    return frozenset(paths)

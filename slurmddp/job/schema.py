@@ -80,13 +80,13 @@ def _from_models(kind: str) -> str:
 
 def _rows(page: str, column: int) -> dict[str, str]:
     """Key -> what the page's table says of it."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for line in (asset_folder("docs") / page).read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
         if line.startswith("| `") and len(cells) > column:
             text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", cells[column]).strip("| ")
-            found |= dict.fromkeys(re.findall(r"`([A-Za-z_.]+)`", cells[0]), text)
-    return found
+            texts |= dict.fromkeys(re.findall(r"`([A-Za-z_.]+)`", cells[0]), text)
+    return texts
 
 
 def _whole(kind: str, model: type[BaseModel], rows: Mapping[str, str], job: Mapping[str, str]) -> Schema:
@@ -129,14 +129,14 @@ class _Builder:
     def field(self, model: type[BaseModel], key: str, field: FieldInfo, rows: Mapping[str, str], above: str) -> Schema:
         if model in (Site, When) and key == "job":
             return {"allOf": [self.model(Job, self.job, "")]}
-        found = self.of(field.annotation, field.metadata, rows, f"{above}{key}.")
-        if "$ref" in found:  # what stands beside a reference does not count
-            found = {"allOf": [found]}
+        schema = self.of(field.annotation, field.metadata, rows, f"{above}{key}.")
+        if "$ref" in schema:  # what stands beside a reference does not count
+            schema = {"allOf": [schema]}
         default = field.get_default()
         if not isinstance(default, str | int | float) or (model is Job and key == "name"):  # of a job: the file's name
-            return found
+            return schema
         unit = forms.unit_of(field)
-        return found | {"default": f"{default}{unit}" if unit else default}
+        return schema | {"default": f"{default}{unit}" if unit else default}
 
     def of(self, kind: Any, marks: Iterable[Any], rows: Mapping[str, str], above: str) -> Schema:
         """Return the schema of an annotation."""
@@ -149,9 +149,9 @@ class _Builder:
         if origin is Literal:
             return {"enum": list(parts)}
         if origin in (typing.Union, types.UnionType):
-            found = [self.of(part, marks, rows, above) for part in parts if part is not type(None)]
-            found = [item for each in found for item in each.get("anyOf", [each])]
-            union = found[0] if len(found) == 1 else {"anyOf": found}
+            schemas = [self.of(part, marks, rows, above) for part in parts if part is not type(None)]
+            schemas = [item for each in schemas for item in each.get("anyOf", [each])]
+            union = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
             return _nullable(union) if type(None) in parts else union
         if origin is tuple:
             length = {} if Ellipsis in parts else {"minItems": len(parts), "maxItems": len(parts)}
@@ -201,6 +201,6 @@ def _docstring(model: type[BaseModel]) -> tuple[str, dict[str, str]]:
     name = rf"`?(?:{'|'.join(map(re.escape, [*model.model_fields, 'from', 'global']))})`?"
     about, *pairs = re.split(rf"(?:(?<=[.;] )|^)({name}(?:, {name})*): ", text)
     of_fields: dict[str, str] = {}
-    for names, said in zip(pairs[::2], pairs[1::2], strict=True):
-        of_fields |= dict.fromkeys(re.findall(r"\w+", names), said.strip().rstrip(".;, "))
+    for names, description in zip(pairs[::2], pairs[1::2], strict=True):
+        of_fields |= dict.fromkeys(re.findall(r"\w+", names), description.strip().rstrip(".;, "))
     return about.strip(), of_fields

@@ -50,14 +50,14 @@ def _normal(name: str) -> str:
 def refuse_secrets(resolved: Resolved) -> None:
     """Raises one UserError that names all that looks like a secret; no value is shown."""
     allowed = {_normal(name) for name in resolved.job.not_secret}
-    told = [
+    messages = [
         f"{resolved.location(*key)}: {name} looks like a secret, and its value would be written to the run folder\n"
         f"  -> {_advice(name)}"
         for key, name in _found(resolved.job)
         if _normal(name) not in allowed
     ]
-    if told:
-        raise UserError("\n".join(dict.fromkeys(told)))
+    if messages:
+        raise UserError("\n".join(dict.fromkeys(messages)))
 
 
 def _advice(name: str) -> str:

@@ -153,9 +153,9 @@ def seconds_of(text: str) -> int:
         if minutes > 59 or seconds > 59:
             raise ValueError("has minutes or seconds above 59")
         return days * 86400 + hours * 3600 + minutes * 60 + seconds
-    found = re.fullmatch(_UNITS, text)
-    if found:
-        parts = (float(part or 0) for part in found.groups())
+    match = re.fullmatch(_UNITS, text)
+    if match:
+        parts = (float(part or 0) for part in match.groups())
         return round(sum(part * unit for part, unit in zip(parts, (86400, 3600, 60, 1), strict=True)))
     if re.fullmatch(_NUMBER, text):
         return round(float(text))

@@ -75,18 +75,18 @@ def validate(model: type[AnyModel], layered: Layered, wrong: list[UserError] | N
     except ValidationError as error:
         details = error.errors(include_url=False)
     broken = {each.key for each in wrong or () if isinstance(each, WrongValue)}  # in a section that cannot be read
-    told = [each for each in details if each["type"] != "missing" or _key(each) not in broken]
-    mistakes: list[UserError] = [WrongValue(_message(model, layered, each), _key(each)) for each in told[:_TOLD]]
-    if len(told) > _TOLD:
-        mistakes.append(UserError(f"and {len(told) - _TOLD:,} more mistakes"))
+    shown = [each for each in details if each["type"] != "missing" or _key(each) not in broken]
+    mistakes: list[UserError] = [WrongValue(_message(model, layered, each), _key(each)) for each in shown[:_TOLD]]
+    if len(shown) > _TOLD:
+        mistakes.append(UserError(f"and {len(shown) - _TOLD:,} more mistakes"))
     if wrong is None or not all(_remove(layered.tree, _key(each)) for each in details):
         raise together([*(wrong or ()), *mistakes])
     try:
-        found = model.model_validate(layered.tree)
+        value = model.model_validate(layered.tree)
     except ValidationError:
         raise together([*wrong, *mistakes]) from None
     wrong += mistakes
-    return found
+    return value
 
 
 def depends_on(error: UserError, wrong: Sequence[UserError]) -> bool:
@@ -117,9 +117,9 @@ def _remove(tree: dict[str, Any], key: Key) -> bool:
 def origin_of(layered: Layered, key: Key) -> Origin | None:
     """The origin of a value, or of the nearest map or list that holds it."""
     for end in range(len(key), 0, -1):
-        found = layered.origins.get(key[:end])
-        if found is not None:
-            return found
+        origin = layered.origins.get(key[:end])
+        if origin is not None:
+            return origin
     return None
 
 
@@ -195,10 +195,10 @@ def _message(model: type[BaseModel], layered: Layered, detail: Any) -> str:
                 else f"write {key[-1]}: [{_short(value)[1:-1]}]"
             )
         return f"{head}: {_WANTED[kind]}{written}" + (f"\n  -> {hint}" if hint else "")
-    said = detail["msg"]
+    message = detail["msg"]
     for words, ours in _BOUNDS.items():
-        said = said.replace(words, ours)
-    return f"{head}: {said}{written}"
+        message = message.replace(words, ours)
+    return f"{head}: {message}{written}"
 
 
 def _gpus_message(layered: Layered, head: str, value: Any, origin: Origin | None) -> str:

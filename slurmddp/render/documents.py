@@ -18,8 +18,8 @@ from slurmddp.job.types import unit_of
 def job_yaml(resolved: Resolved, plan: Plan) -> str:
     """Return the resolved job as a job file, which keeps the same global batch on any number of nodes."""
     job, origins = resolved.job, resolved.layered.origins
-    asked = [key[1] for key, origin in origins.items() if origin.layer == SLURM_LAYER and key[0] == "resources"]
-    job = job.model_copy(update={"resources": job.resources.model_copy(update=dict.fromkeys(asked))})
+    keys = [key[1] for key, origin in origins.items() if origin.layer == SLURM_LAYER and key[0] == "resources"]
+    job = job.model_copy(update={"resources": job.resources.model_copy(update=dict.fromkeys(keys))})
     if plan.batch is not None:
         batch = job.train.batch.model_copy(
             update={"global_": plan.batch.total, "micro": plan.batch.micro, "accumulation": None}

@@ -32,9 +32,9 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
     if nodes.world is None:
         cores = "" if layout.gpus_per_node else f". RANKS is one per {layout.threads_per_rank} cores"
         lines.append(f"# First, on each node: export OMP_NUM_THREADS=N; N is its cores divided by its ranks{cores}")
-    own = ["slurmddp.runtime.train", "RUN_FOLDER"]
+    entry = ["slurmddp.runtime.train", "RUN_FOLDER"]
     if program.own:
-        own = ["slurmddp.runtime.begin", *(with_run(word, "RUN_FOLDER") for word in program.words(program.source))]
+        entry = ["slurmddp.runtime.begin", *(with_run(word, "RUN_FOLDER") for word in program.words(program.source))]
     agent = ["slurmddp.runtime.agent"]
     if plan.accelerate:
         agent = ["slurmddp.runtime.agent.accelerate", "RUN_FOLDER/accelerate.yaml"]
@@ -58,7 +58,7 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
             f"--max-restarts={plan.max_restarts}",
             *_rendezvous(plan, head, port, node),
             *(with_run(word, "RUN_FOLDER") for word in program.wrapper),
-            *("-m", *own),
+            *("-m", *entry),
         ]
         lines.append(shlex.join(["env", *variables, *words]))
     return lines
@@ -72,7 +72,7 @@ def _enter(workdir: str) -> str:
 def _preflight(plan: Plan, head: str, port: int, node: int, variables: list[str]) -> str:
     """The line of one node: what node.sh would tell the preflight, with names for nodes that nobody has named."""
     names = [f"node{number}" for number in range(plan.nodes.max)]
-    said = {
+    settings = {
         "NODE": names[node],
         "PREFLIGHT_NODES": " ".join(names),
         "HEAD": head,
@@ -82,10 +82,10 @@ def _preflight(plan: Plan, head: str, port: int, node: int, variables: list[str]
         "GPUS": str(plan.layout.gpus_per_node),
     }
     prefix = plan.container.environment_prefix
-    told = [f"{prefix}SLURMDDP_{name}={value}" for name, value in said.items()]
+    assignments = [f"{prefix}SLURMDDP_{name}={value}" for name, value in settings.items()]
     words = [*_container(plan), plan.container.python, "-m", "slurmddp.runtime.preflight", "RUN_FOLDER"]
-    own = f'{prefix}SLURMDDP_ADDRESS="$(hostname -I | cut -d " " -f 1)"'
-    return f"env {own} {shlex.join([*told, *variables, *words])}"
+    address = f'{prefix}SLURMDDP_ADDRESS="$(hostname -I | cut -d " " -f 1)"'
+    return f"env {address} {shlex.join([*assignments, *variables, *words])}"
 
 
 def _variables(plan: Plan) -> list[Variable]:
@@ -93,8 +93,8 @@ def _variables(plan: Plan) -> list[Variable]:
     others = [item for group in groups for item in group.variables if not item.base]
     path = list(filter(None, [plan.variable("PYTHONPATH")]))
     project = [os.path.join("RUN_FOLDER", item) for item in plan.program.python_path]
-    told = {"ATTEMPT": "0", "STOP_FILE": "RUN_FOLDER/stop"}
-    runtime = [Variable(f"{plan.container.environment_prefix}SLURMDDP_{name}", text) for name, text in told.items()]
+    values = {"ATTEMPT": "0", "STOP_FILE": "RUN_FOLDER/stop"}
+    runtime = [Variable(f"{plan.container.environment_prefix}SLURMDDP_{name}", text) for name, text in values.items()]
     return [*others, *runtime, Variable("PYTHONPATH", ":".join(["RUN_FOLDER/code/slurmddp.zip", *project, *path]))]
 
 

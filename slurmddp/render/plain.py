@@ -22,9 +22,9 @@ def plain_script(plan: Plan, file: str) -> str:
 
     Raises UserError, which lists all that the job asks for and only the supervised form has.
     """
-    if found := list(_refusals(plan)):
+    if refusals := list(_refusals(plan)):
         raise UserError(
-            f"--plain cannot run this job: {'; '.join(found)}",
+            f"--plain cannot run this job: {'; '.join(refusals)}",
             todo="remove that from the job, or submit without --plain",
         )
     program = plan.program
@@ -79,9 +79,9 @@ def _sbatch(plan: Plan) -> list[str]:
 
 def _groups(plan: Plan) -> list[VariableGroup]:
     """Return the variables that mean something without a run folder, PYTHONPATH aside."""
-    own = [group for group in plan.environment if not group.of_run]
+    groups = [group for group in plan.environment if not group.of_run]
     return without_python_path(
-        group._replace(variables=tuple(v for v in group.variables if not v.base)) for group in own
+        group._replace(variables=tuple(v for v in group.variables if not v.base)) for group in groups
     )
 
 

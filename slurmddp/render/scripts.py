@@ -41,10 +41,10 @@ def job_script(plan: Plan) -> str:
 
 def _saves(plan: Plan) -> str:
     """Return what the supervisor needs to choose the save that the ranks of launch.mode srun load; else empty."""
-    told = plan.variable("SLURMDDP_RESUME")
-    if not plan.srun or not told:
+    text = plan.variable("SLURMDDP_RESUME")
+    if not plan.srun or not text:
         return ""
-    resume = json.loads(told)  # of an own script: `watch` is as the container has it
+    resume = json.loads(text)  # of an own script: `watch` is as the container has it
     return json.dumps({"watch": resume["watch"], "needed": bool(resume["args"]), "earlier": plan.resume_from})
 
 
@@ -62,18 +62,18 @@ def node_script(plan: Plan) -> str:
     """node.sh: what srun starts on each node."""
     interface = plan.job.network.interface or ""
     # NCCL's own notation: "=" means the exact name, "^" means all but these, a list means the first that exists.
-    wanted = "" if interface.startswith("^") else interface.lstrip("=").split(",")[0]
-    own = [(variable.base, variable.value) for group in plan.environment for variable in group.variables]
+    prefix = "" if interface.startswith("^") else interface.lstrip("=").split(",")[0]
+    variables = [(variable.base, variable.value) for group in plan.environment for variable in group.variables]
     return render(
         "sbatch/node.sh.j2",
         plan=plan,
         groups=without_python_path(plan.environment),
         prefix=plan.container.environment_prefix,
-        interface_prefix=wanted,
+        interface_prefix=prefix,
         interface_exact=interface.startswith("="),
         python_path=plan.variable("PYTHONPATH"),
         gpu_vendor=plan.container.gpu_vendor,
-        miopen=("scratch", "miopen") in own,
+        miopen=("scratch", "miopen") in variables,
         preflight=_preflight(plan),
         python=python_of_submit(),
     )

@@ -23,11 +23,11 @@ def explain(resolved: Resolved, dotted: str) -> str:
     key = tuple(dotted.split("."))
     value = _lookup(resolved, key, dotted)
     layered = resolved.layered
-    found = leaves(layered, key)
-    if not found:
+    paths = leaves(layered, key)
+    if not paths:
         return f"{dotted} = {_shown(value)}\n  built-in"
     lines = []
-    for path in found:
+    for path in paths:
         where, *over = sources(layered, path)
         lines += [f"{'.'.join(path)} = {_shown(raw(layered.tree, path))}", f"  {where}"]
         lines += [f"  over {old}" for old in over]

@@ -50,15 +50,15 @@ def read_gpus(folder: RunFolder, attempt: int | None) -> list[Gpu]:
 
 def _newest(file: Path, below: Path) -> list[Gpu]:
     record = next(iter(tail_records(file, lambda record: record or None, _TAIL, below)[::-1]), {})
-    told, moment = record.get("gpus"), number(record.get("time"))
-    found = []
-    for each in told if isinstance(told, list) and moment is not None else ():
+    items, moment = record.get("gpus"), number(record.get("time"))
+    gpus = []
+    for each in items if isinstance(items, list) and moment is not None else ():
         if isinstance(each, dict) and isinstance(each.get("gpu"), int):
             figures = {name: number(each.get(name)) for name in (*_FIGURES, "total_gib")}
             slowed = each.get("slowed")
             reasons = [str(reason) for reason in slowed] if isinstance(slowed, list) else []
-            found.append(Gpu(file.stem, each["gpu"], moment or 0.0, figures, reasons))
-    return found
+            gpus.append(Gpu(file.stem, each["gpu"], moment or 0.0, figures, reasons))
+    return gpus
 
 
 def gpus_line(gpus: Sequence[Gpu]) -> str | None:

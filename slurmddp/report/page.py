@@ -108,27 +108,27 @@ def _merged(tables: Iterator[Mapping[str, str | None]]) -> list[Row]:
 
 
 def _summary(run: Facts) -> dict[str, str | None]:
-    found, progress = run.status, run.status.progress
+    status, progress = run.status, run.status.progress
     evaluated, started = run.newest(Evaluated), run.newest(Started)
     validated = evaluated.loss if evaluated else None
     network, unmeasured = run.parts["network"], run.parts["unmeasured"]
     total = sum(run.parts.values()) - unmeasured if network or not unmeasured else 0.0
     used = node_seconds(run)
-    end = progress.ended or (time.time() if found.state.going else None)
+    end = progress.ended or (time.time() if status.state.going else None)
     took = span(end - progress.started) if end and progress.started else None
     ranks = started.world if started else None
     return {
-        "State": found.state.line,
-        "Cause": found.cause and found.cause.line_with_log(),
+        "State": status.state.line,
+        "Cause": status.cause and status.cause.line_with_log(),
         "Step": steps_text(progress.step, progress.steps),
         "Loss": None if progress.loss is None else figure(progress.loss),
         "Validation loss": None if validated is None else figure(validated),
         "Speed, lately": speed_text(progress.speed),
         "Waiting for the network": f"{100 * network / total:.2g} % of the step time" if total else None,
-        "Scaling": scaling.line() if (scaling := find_scaling(found.folder, found.facts.events)) else None,
+        "Scaling": scaling.line() if (scaling := find_scaling(status.folder, status.facts.events)) else None,
         "Goodput": goodput_line(run.ledger),
         "Recovered": recovered_line(run.ledger),
-        "Warning": "; ".join(found.warnings),
+        "Warning": "; ".join(status.warnings),
         "Nodes": None if progress.nodes is None else str(progress.nodes),
         "Ranks": None if ranks is None else str(ranks),
         "Submitted": _moment(progress.submitted),
@@ -136,8 +136,8 @@ def _summary(run: Facts) -> dict[str, str | None]:
         "First start to end": took,
         "Node-hours": f"{used / 3600:.3g}" if used else None,
         "Energy": f"{run.joules / 3.6e6:.3g} kWh (sacct)" if run.joules else None,
-        "Job": found.job_id,
-        "Excluded nodes": ", ".join(found.excluded),
+        "Job": status.job_id,
+        "Excluded nodes": ", ".join(status.excluded),
     }
 
 
@@ -157,11 +157,11 @@ def _charts(runs: Sequence[Facts]) -> list[Chart]:
     loss: dict[str, Sequence[Point]] = {}
     for run in runs:
         loss[f"training {run.label}".strip()] = run.curves["loss"]
-        found = {}
-        for _, told in of(run.status.facts.events, Evaluated):
-            if told.step is not None and told.loss is not None:
-                found[told.step] = Point(told.step, told.loss, told.loss, told.loss)
-        loss[f"validation {run.label}".strip()] = [found[step] for step in sorted(found)]
+        points = {}
+        for _, evaluation in of(run.status.facts.events, Evaluated):
+            if evaluation.step is not None and evaluation.loss is not None:
+                points[evaluation.step] = Point(evaluation.step, evaluation.loss, evaluation.loss, evaluation.loss)
+        loss[f"validation {run.label}".strip()] = [points[step] for step in sorted(points)]
     charts = [line_chart("Loss", loss)]
     keys = dict.fromkeys(key for run in runs for key in run.curves if key != "loss")
     speeds = [key for key in keys if key.endswith("_per_second")]
@@ -174,25 +174,25 @@ def _charts(runs: Sequence[Facts]) -> list[Chart]:
 
 def _shares(seconds: Mapping[str, float]) -> list[tuple[str, float, float, float, int]]:
     """Name, seconds, percent, the percent where its piece of the bar begins, and its colour: the same in every run."""
-    total, at, found = sum(seconds.values()), 0.0, []
+    total, at, shares = sum(seconds.values()), 0.0, []
     for colour, (name, each) in enumerate(seconds.items()):
         share = 100 * each / total if total else 0.0
-        found.append((name, each, share, at, colour))
+        shares.append((name, each, share, at, colour))
         at += share
-    return found if total else []
+    return shares if total else []
 
 
 def _stragglers(run: Facts) -> Sequence[Sequence[str]]:
     open_, rows = {}, []
     for event in run.events(StragglerBegins, StragglerEnds):
-        told = event.facts
-        if isinstance(told, StragglerBegins):
-            figures = ["" if each is None else figure(each) for each in (told.factor, told.seconds_a_step)]
-            cells = [told.host, told.part, str(told.slow_rank), *figures, _moment(event.time)]
-            open_[told.host, told.part] = [*cells, "not over"]
-            rows.append(open_[told.host, told.part])
-        elif isinstance(told, StragglerEnds) and (told.host, told.part) in open_:
-            open_.pop((told.host, told.part))[-1] = _moment(event.time)
+        facts = event.facts
+        if isinstance(facts, StragglerBegins):
+            figures = ["" if each is None else figure(each) for each in (facts.factor, facts.seconds_a_step)]
+            cells = [facts.host, facts.part, str(facts.slow_rank), *figures, _moment(event.time)]
+            open_[facts.host, facts.part] = [*cells, "not over"]
+            rows.append(open_[facts.host, facts.part])
+        elif isinstance(facts, StragglerEnds) and (facts.host, facts.part) in open_:
+            open_.pop((facts.host, facts.part))[-1] = _moment(event.time)
     return rows[:_ROWS]
 
 
@@ -244,13 +244,13 @@ def _attempts(run: Facts) -> Sequence[Sequence[str]]:
 def _faults(run: Facts) -> Iterator[Sequence[str]]:
     """When, what, where, and its details: the newest first."""
     for event in run.events(*FAULTS)[::-1]:
-        told = keys_of(event.facts)
-        step, rank, node = told.pop("step", None), event.rank, event.node
-        told.pop("rank", None)
+        fields = keys_of(event.facts)
+        step, rank, node = fields.pop("step", None), event.rank, event.node
+        fields.pop("rank", None)
         where = ", ".join(
             [f"rank {rank}"] * (rank is not None) + ([node] if node else []) + [f"step {step}"] * (step is not None)
         )
-        details = "; ".join(f"{key}: {_flat(value)}" for key, value in told.items() if value not in (None, "", ()))
+        details = "; ".join(f"{key}: {_flat(value)}" for key, value in fields.items() if value not in (None, "", ()))
         yield _moment(event.time), event.name.replace("_", " "), where, details[:_CELL]
 
 
@@ -267,17 +267,17 @@ def _recoveries(run: Facts) -> Sequence[Sequence[str]]:
 
 
 def _network(run: Facts) -> dict[str, str | None]:
-    told = run.newest(Network)
-    found = (told and told.measured) or Measured("none")
-    speeds = {size: each for size, each in found.speeds.items() if size.isdecimal()}
+    network = run.newest(Network)
+    measured = (network and network.measured) or Measured("none")
+    speeds = {size: each for size, each in measured.speeds.items() if size.isdecimal()}
     return {
-        "Verdict": told.text if told else "",
-        "Backend": found.backend or run.status.progress.backend or "",
-        "Transport": found.transport,
-        "Devices": _flat(found.devices),
-        "Bus bandwidth": None if found.bus_gb_s is None else f"{found.bus_gb_s:.4g} GB/s",
+        "Verdict": network.text if network else "",
+        "Backend": measured.backend or run.status.progress.backend or "",
+        "Transport": measured.transport,
+        "Devices": _flat(measured.devices),
+        "Bus bandwidth": None if measured.bus_gb_s is None else f"{measured.bus_gb_s:.4g} GB/s",
         **{f"All-reduce of {human(float(size))}": f"{each} GB/s" for size, each in speeds.items()},
-        "NCCL": found.nccl,
+        "NCCL": measured.nccl,
     }
 
 
@@ -285,8 +285,8 @@ def _environment(run: Facts) -> dict[str, str | None]:
     made, started = run.manifest, run.newest(Started)
     rows = {name.replace("_", " "): _flat(made.get(name)) for name in _MADE}
     for name in ("git", "image"):
-        told = made.get(name)
-        rows |= {f"{name} {key}": _flat(value) for key, value in (told.items() if isinstance(told, dict) else ())}
+        fields = made.get(name)
+        rows |= {f"{name} {key}": _flat(value) for key, value in (fields.items() if isinstance(fields, dict) else ())}
     if started:
         kept = started.torch, started.device, started.parallel, _flat(started.parameters)
         rows |= dict(zip(("torch", "device", "parallel", "parameters"), kept, strict=True))

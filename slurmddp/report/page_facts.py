@@ -61,8 +61,8 @@ class Facts:
 
     def by_attempt(self, kind: type[Kind]) -> dict[int, Kind]:
         """Return the newest event of a type for each attempt."""
-        told = of(self.status.facts.events, kind)
-        return {event.attempt: facts for event, facts in told if event.attempt is not None}
+        events = of(self.status.facts.events, kind)
+        return {event.attempt: facts for event, facts in events if event.attempt is not None}
 
     def newest(self, kind: type[Kind]) -> Kind | None:
         """Return the newest event of a type; None without one."""
@@ -73,14 +73,14 @@ def read_facts(folder: RunFolder, label: str = "") -> Facts:
     """Read a run folder, and ask the scheduler if there is one. Raises UserError (damaged file), OSError."""
     notes: list[str] = []
     try:
-        found = run_status(folder)
+        status = run_status(folder)
     except UserError as error:  # no Slurm on this machine
         notes.append(f"the scheduler was not asked: {error}")
-        found = status_of(folder, evidence(folder), None, False, [])
-    facts, going = found.facts, found.state.going
+        status = status_of(folder, evidence(folder), None, False, [])
+    facts, going = status.facts, status.state.going
     now = time.time() if going else None
     rows = ledger_lines(folder.metrics, facts.events)
-    keys = [f"{unit}_per_second" for unit in found.progress.speed]
+    keys = [f"{unit}_per_second" for unit in status.progress.speed]
     keys = ["loss", *keys, "mfu"]
     made: Mapping[str, Any] = {}
     try:
@@ -90,31 +90,31 @@ def read_facts(folder: RunFolder, label: str = "") -> Facts:
     return Facts(
         label=label,
         folder=folder,
-        status=found,
+        status=status,
         ledger=ledger(facts, rows, script=not folder.job_json.exists(), now=now),
-        timeline=timeline(found.progress.submitted, facts.events, rows, now=now),
+        timeline=timeline(status.progress.submitted, facts.events, rows, now=now),
         curves=read_curves(folder.metrics, keys),
         parts=_parts(rows),
         manifest=made,
-        joules=_joules(found),
-        gpus=read_gpus(folder, found.attempt),
+        joules=_joules(status),
+        gpus=read_gpus(folder, status.attempt),
         settings=_own_settings(folder, made, notes),
-        notes=[*found.notes, *notes],
+        notes=[*status.notes, *notes],
     )
 
 
-def _joules(found: RunStatus) -> float | None:
-    jobs = [] if found.facts.submission and not found.facts.submission.queued else found.facts.job_ids
+def _joules(status: RunStatus) -> float | None:
+    jobs = [] if status.facts.submission and not status.facts.submission.queued else status.facts.job_ids
     return Slurm().energy(jobs) if jobs and not jobs[0].is_local else None
 
 
 def _parts(rows: Sequence[Metrics]) -> dict[str, float]:
     """Seconds by part of a step, of all starts together."""
-    found = dict.fromkeys(_PARTS, 0.0)
+    seconds_by_part = dict.fromkeys(_PARTS, 0.0)
     for before, row in pairwise([None, *rows]):
         for name, seconds in row.since(before).items() if row else ():
-            found[name if name in found else "other"] += seconds
-    return found
+            seconds_by_part[name if name in seconds_by_part else "other"] += seconds
+    return seconds_by_part
 
 
 def _own_settings(folder: RunFolder, made: Mapping[str, Any], notes: list[str]) -> dict[str, tuple[str, str]]:
@@ -126,15 +126,15 @@ def _own_settings(folder: RunFolder, made: Mapping[str, Any], notes: list[str]) 
     except UserError as error:
         notes.append(str(error))
         return {}
-    origins, found = made.get("origins"), {}
+    origins, settings = made.get("origins"), {}
     for key in filter(None, leaves(Layered(document.tree, document.origins, {}))):
         name = ".".join(key)
         by = "not recorded"
         if isinstance(origins, dict):
             by = str(origins.get(name) or _origin_of_list(name, origins) or "built-in")
         value = raw(document.tree, key)
-        found[name] = ("null" if value is None else str(value), by)
-    return found
+        settings[name] = ("null" if value is None else str(value), by)
+    return settings
 
 
 def _origin_of_list(name: str, origins: Mapping[str, Any]) -> Any:

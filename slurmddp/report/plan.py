@@ -50,9 +50,9 @@ def _layout(plan: Plan) -> list[str]:
         shape = [f"{'ranks':<20}auto: a node starts one for each {each}"]
         threads = "shared by its ranks"
     else:
-        what = "GPUs" if layout.gpus_per_node else "CPU ranks"
+        unit = "GPUs" if layout.gpus_per_node else "CPU ranks"
         shape = [
-            f"{what + ' per node':<20}{layout.gpus_per_node or nodes.ranks_per_node}",
+            f"{unit + ' per node':<20}{layout.gpus_per_node or nodes.ranks_per_node}",
             f"ranks               {nodes.world} = {nodes.ranks_per_node} per node x {nodes.max}",
         ]
         threads = f"{layout.threads_per_rank} thread(s) per rank"
@@ -134,10 +134,10 @@ def _batch(plan: Plan, resolved: Resolved) -> list[str]:
             "                    micro batches are uneven; every sample weighs the same",
         ]
     partition = partition_of(resolved)
-    found = ways(batch, nodes, layout, 1 if not plan.site.queues else partition.max_nodes, partition.gpus_per_node)
-    if found:
+    choices = ways(batch, nodes, layout, 1 if not plan.site.queues else partition.max_nodes, partition.gpus_per_node)
+    if choices:
         lines.append("same global batch with")
-        for way in found:
+        for way in choices:
             ranks = way.nodes * way.ranks_per_node
             product = f"{way.nodes} node{'s' * (way.nodes > 1)} x {way.ranks_per_node} = {ranks} ranks"
             lines.append(f"  {way.change:<20}{product}, accumulation {way.accumulation}")
@@ -231,11 +231,11 @@ _LEAVE = {"node": "sent by job.sh", "proxy": "sent by job.sh through a proxy", "
 
 def survival_lines(plan: Plan) -> list[str]:
     """Return one line per kind of fault. Your own script restarts in the same way, but may not resume."""
-    own = plan.runtime_job is None
-    back = (_OWN_BACK if own else _BACK).get(plan.recovery.requeue, "")
+    is_script = plan.runtime_job is None
+    back = (_OWN_BACK if is_script else _BACK).get(plan.recovery.requeue, "")
     times = f"in place (up to {plan.max_restarts} times)" if plan.max_restarts else "in the next attempt"
     lines = [
-        ("a rank dies", f"all ranks restart {times}" + ("" if own else ", from the newest checkpoint")),
+        ("a rank dies", f"all ranks restart {times}" + ("" if is_script else ", from the newest checkpoint")),
         ("a node is lost", _lost(plan, back)),
         ("time limit", _time_limit(plan, back)),
         (
@@ -245,7 +245,7 @@ def survival_lines(plan: Plan) -> list[str]:
     ]
     if plan.srun is not None:
         lines.append(("launch.mode srun", "no restart in place, no signed rendezvous (docs/recovery.md)"))
-    if own:
+    if is_script:
         lines.append(("your script", _OWN))
     if not plan.site.queues:
         lines = [line for line in lines if line[0] in ("a rank dies", "no progress", "your script")]
@@ -253,7 +253,7 @@ def survival_lines(plan: Plan) -> list[str]:
         lines.append(("preflight", "none: recovery.preflight is false"))
     if plan.layout.gpus_per_node:
         lines.append(("GPU hours", _worst_case(plan)))
-    return [f"{what:<20}{becomes}" for what, becomes in (*lines, ("alerts", _alerts(plan.alerts, plan)))]
+    return [f"{label:<20}{becomes}" for label, becomes in (*lines, ("alerts", _alerts(plan.alerts, plan)))]
 
 
 def _lost(plan: Plan, back: str) -> str:

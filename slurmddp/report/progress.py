@@ -103,8 +103,8 @@ def find_progress(
     newest = recent[-1] if recent else None
     since = next((event.time for event, _ in of(facts.events[::-1], RankStarted)), None)
     earlier = _begins_anew(facts)
-    told = newest.time if newest else None
-    if earlier or (told is not None and since is not None and told < since):
+    moment = newest.time if newest else None
+    if earlier or (moment is not None and since is not None and moment < since):
         recent = ()  # of an earlier start: nothing is known of this one's speed
     stepless, seen = _stepless(facts)
     step, steps = _written(folder)
@@ -130,7 +130,7 @@ def find_progress(
         nodes=_nodes(facts, view),
         slow=_stragglers(facts),
         network=_network(recent),
-        backend=next((told.backend for _, told in of(facts.events[::-1], Started) if told.backend), None),
+        backend=next((moment.backend for _, moment in of(facts.events[::-1], Started) if moment.backend), None),
         reason=view.reason or None if view and pending else None,
         starts=view.start if view and pending and not is_held(view.reason) else None,
         stepless=stepless,
@@ -156,20 +156,20 @@ def _follows(before: Metrics, after: Metrics) -> bool:
 def _written(folder: RunFolder) -> tuple[int | None, int | None]:
     """Step and steps, as rank 0 writes them every two seconds."""
     try:
-        found = read_progress(read_plain(folder.progress, 100, folder.path).decode("ascii", "replace"))
+        progress = read_progress(read_plain(folder.progress, 100, folder.path).decode("ascii", "replace"))
     except OSError:
         return None, None
-    return found or (None, None)
+    return progress or (None, None)
 
 
 def _speed(row: Metrics) -> dict[str, float]:
     """`tokens: 1.2e6, samples: 512.0`: what the line says per second, the samples last."""
-    found = {
+    speeds = {
         name.removesuffix(_PER_SECOND): value
-        for name, told in row.figures.items()
-        if name.endswith(_PER_SECOND) and (value := number(told)) is not None
+        for name, figure in row.figures.items()
+        if name.endswith(_PER_SECOND) and (value := number(figure)) is not None
     }
-    return dict(sorted(found.items(), key=lambda pair: pair[0] == "samples"))
+    return dict(sorted(speeds.items(), key=lambda pair: pair[0] == "samples"))
 
 
 def _ends(recent: Sequence[Metrics], steps: int | None) -> float | None:
@@ -192,13 +192,13 @@ def _stepless(facts: Evidence) -> tuple[int, bool]:
     """Return how many starts in a row failed before a step was seen, with the newest one, and whether one ever was."""
     count, seen, failed = 0, False, True
     for event in facts.events:
-        told = event.facts
-        if isinstance(told, RankStarted):
+        fact = event.facts
+        if isinstance(fact, RankStarted):
             count = count + 1 if failed else 1
             failed = False
-        elif isinstance(told, FirstStep):
+        elif isinstance(fact, FirstStep):
             count, seen = 0, True
-        elif isinstance(told, _FAILED) or (isinstance(told, AttemptEnded) and told.decision in ("next", "failed")):
+        elif isinstance(fact, _FAILED) or (isinstance(fact, AttemptEnded) and fact.decision in ("next", "failed")):
             failed = True
     return count, seen
 
@@ -211,16 +211,16 @@ def _begins_anew(facts: Evidence) -> bool:
 
 def _stragglers(facts: Evidence) -> list[tuple[Event, StragglerBegins]]:
     """Those of the newest attempt that have not ended."""
-    found: dict[tuple[str, str], tuple[Event, StragglerBegins]] = {}
+    slow: dict[tuple[str, str], tuple[Event, StragglerBegins]] = {}
     for event in facts.events:
-        told = event.facts
-        if isinstance(told, RankStarted) or event.attempt != facts.attempt:
-            found.clear()
-        if isinstance(told, StragglerBegins):
-            found[told.host, told.part] = event, told
-        elif isinstance(told, StragglerEnds):
-            found.pop((told.host, told.part), None)
-    return list(found.values())
+        fact = event.facts
+        if isinstance(fact, RankStarted) or event.attempt != facts.attempt:
+            slow.clear()
+        if isinstance(fact, StragglerBegins):
+            slow[fact.host, fact.part] = event, fact
+        elif isinstance(fact, StragglerEnds):
+            slow.pop((fact.host, fact.part), None)
+    return list(slow.values())
 
 
 def _nodes(facts: Evidence, view: JobView | None) -> int | None:
@@ -290,10 +290,10 @@ def progress_lines(found: Progress, *, going: bool) -> list[str]:
 def waits_text(reason: str | None, starts: str | None) -> str:
     """Return why a job waits, and when it should start."""
     text = reason_text(reason) if reason else ""
-    why = (text if text == reason else f"{text} ({reason})") if reason else "Slurm gives no reason"
+    cause = (text if text == reason else f"{text} ({reason})") if reason else "Slurm gives no reason"
     if reason and is_held(reason):
-        return one_line(why)
-    return one_line(f"{why}; starts about {_day_and_time(starts)}" if starts else f"{why}; no expected start yet")
+        return one_line(cause)
+    return one_line(f"{cause}; starts about {_day_and_time(starts)}" if starts else f"{cause}; no expected start yet")
 
 
 def steps_text(step: int | None, steps: int | None) -> str:
@@ -316,10 +316,10 @@ def span(seconds: float) -> str:
     return f"{days} d {clock}" if days else clock
 
 
-def _beyond(found: Progress) -> str:
-    if found.time_limit is None or found.job_started is None or found.ends is None:
+def _beyond(progress: Progress) -> str:
+    if progress.time_limit is None or progress.job_started is None or progress.ends is None:
         return ""
-    return ", after the time limit" if found.ends > found.job_started + found.time_limit else ""
+    return ", after the time limit" if progress.ends > progress.job_started + progress.time_limit else ""
 
 
 def _when(moment: float) -> str:

@@ -78,8 +78,8 @@ def find_scaling(folder: RunFolder, events: Sequence[Event]) -> Scaling | None:
         return None
     others = (entry.folder for entry in index.of_name(job["name"], _RUNS) if entry.id != folder.id)
     speeds = (_speed_of(other) for other in others if _job(other) == job)
-    found = [speed for speed in speeds if speed is not None and speed.nodes < now.nodes]
-    return Scaling(now, min(found, key=lambda speed: speed.nodes)) if found else None
+    smaller = [speed for speed in speeds if speed is not None and speed.nodes < now.nodes]
+    return Scaling(now, min(smaller, key=lambda speed: speed.nodes)) if smaller else None
 
 
 def _job(folder: RunFolder) -> dict[str, Any] | None:
@@ -99,7 +99,7 @@ def _speed_of(folder: RunFolder) -> Speed | None:
 
 
 def _speed(folder: RunFolder, events: Sequence[Event]) -> Speed | None:
-    nodes, since = next(((told.nodes, event.time) for event, told in of(events[::-1], Started)), (None, None))
+    nodes, since = next(((start.nodes, event.time) for event, start in of(events[::-1], Started)), (None, None))
     if not nodes or since is None:
         return None
     newest = [row for row in metrics.tail(folder.metrics) if (row.time or 0) > since]

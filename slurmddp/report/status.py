@@ -71,8 +71,8 @@ class RunStatus:
     @property
     def hang(self) -> Event | None:
         """Return the event of the hang of an own script that nobody stopped and that is not over; None without one."""
-        told = [event for event in self.facts.events if isinstance(event.facts, _HANGS)]
-        return told[-1] if told and isinstance(told[-1].facts, HangReported) else None
+        hangs = [event for event in self.facts.events if isinstance(event.facts, _HANGS)]
+        return hangs[-1] if hangs and isinstance(hangs[-1].facts, HangReported) else None
 
     @property
     def faults(self) -> list[Event]:
@@ -133,13 +133,13 @@ def _fault_line(status: RunStatus, cause: str) -> str:
 
 
 def _fault(event: Event) -> dict[str, Any]:
-    told = {"time": event.time, "attempt": event.attempt, "node": event.node, **keys_of(event.facts)}
-    return {key: value for key, value in told.items() if key != "exit_code"}
+    fields = {"time": event.time, "attempt": event.attempt, "node": event.node, **keys_of(event.facts)}
+    return {key: value for key, value in fields.items() if key != "exit_code"}
 
 
 def _restart(event: Event) -> dict[str, Any]:
-    told = {"time": event.time, "attempt": event.attempt, **keys_of(event.facts)}
-    return {key: value for key, value in told.items() if key != "text"}
+    fields = {"time": event.time, "attempt": event.attempt, **keys_of(event.facts)}
+    return {key: value for key, value in fields.items() if key != "text"}
 
 
 def run_status(folder: RunFolder) -> RunStatus:
@@ -213,9 +213,9 @@ def status_lines(
 ) -> list[str]:
     """Return the lines of `slurmddp status`. goodput, recovered, gpus: the lines of `report.goodput` and `.gpus`."""
     same = status.progress.step is not None and status.progress.step == status.state.step
-    told = status.state.line_without_step if same else status.state.line
+    state_line = status.state.line_without_step if same else status.state.line
     state = styled_state(status.state.state)
-    lines = [f"run      {one_line(status.folder.id)}", "state    " + state + one_line(told.removeprefix(state))]
+    lines = [f"run      {one_line(status.folder.id)}", "state    " + state + one_line(state_line.removeprefix(state))]
     told_cause = status.cause
     if told_cause and told_cause.more == status.state.detail:  # the breaker's sentence is the state's detail already
         told_cause = told_cause._replace(more="")

@@ -166,10 +166,10 @@ def weights_of(patterns: Mapping[str, Any], who: Sequence[tuple[str, str]]) -> W
             _check_weight(weight)
         except ValueError as error:
             raise ValueError(f"{pattern!r}: {error}") from error
-    found = tuple(
+    weights = tuple(
         next((float(weight) for pattern, weight in patterns.items() if _fits(pattern, names)), 1.0) for names in who
     )
-    return None if len(set(found)) <= 1 else found
+    return None if len(set(weights)) <= 1 else weights
 
 
 def unused_patterns(patterns: Mapping[str, Any], who: Sequence[tuple[str, str]]) -> list[str]:

@@ -92,8 +92,8 @@ def remove_tree(folder: int, name: str) -> None:
 
 def clear(folder: int, keep: str = "") -> None:
     """Remove all that lies in a folder but the file `keep`. No link is followed. Raises OSError."""
-    with os.scandir(folder) as found:
-        items = [(item.name, item.is_dir(follow_symlinks=False)) for item in found if item.name != keep]
+    with os.scandir(folder) as entries:
+        items = [(item.name, item.is_dir(follow_symlinks=False)) for item in entries if item.name != keep]
     for item, is_folder in items:
         if is_folder:
             remove_tree(folder, item)

@@ -49,10 +49,10 @@ def groups(mesh: Mapping[str, int]) -> dict[str, tuple[tuple[int, ...], ...]]:
     """
     names, lengths = list(mesh), list(mesh.values())
     world = prod(lengths)
-    found: dict[str, tuple[tuple[int, ...], ...]] = {}
+    by_name: dict[str, tuple[tuple[int, ...], ...]] = {}
     for number, name in enumerate(names):
         stride = prod(lengths[number + 1 :])
         span = stride * lengths[number]
         firsts = (block + offset for block in range(0, world, span) for offset in range(stride))
-        found[name] = tuple(tuple(range(first, first + span, stride)) for first in firsts)
-    return found
+        by_name[name] = tuple(tuple(range(first, first + span, stride)) for first in firsts)
+    return by_name

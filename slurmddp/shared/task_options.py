@@ -29,8 +29,8 @@ def _count(default: int) -> Option:
     return Option(default, "a whole number from 1 up", lambda value: type(value) is int and value >= 1)
 
 
-def _number(default: float, wanted: str, fits: Callable[[float], bool]) -> Option:
-    return Option(default, f"a number {wanted}", lambda value: type(value) in (int, float) and fits(value))
+def _number(default: float, form: str, fits: Callable[[float], bool]) -> Option:
+    return Option(default, f"a number {form}", lambda value: type(value) in (int, float) and fits(value))
 
 
 def _is_texts(value: Any) -> bool:
@@ -134,8 +134,8 @@ def _lm_model(values: Mapping[str, Any], data_format: str | None) -> Iterator[Mi
     if data_format == "tokens" and vocabulary is None:
         yield Mistake("missing", "vocabulary", wanted="the tokenizer's number of tokens (train.data.format is tokens)")
     if data_format in ("bytes", "jsonl") and vocabulary is not None and vocabulary < BYTES:
-        wanted = f"at least {BYTES}, as each byte is a token (train.data.format is {data_format})"
-        yield Mistake("value", "vocabulary", vocabulary, wanted)
+        form = f"at least {BYTES}, as each byte is a token (train.data.format is {data_format})"
+        yield Mistake("value", "vocabulary", vocabulary, form)
 
 
 def overlaid(known: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:

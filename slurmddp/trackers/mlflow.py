@@ -47,8 +47,8 @@ class MLflow:
     def _found(self, name: str, facts: Facts) -> str | None:
         """Return the run that an earlier sync made, if what it remembered was lost."""
         experiment = self._client.get_experiment_by_name(name)
-        wanted = f"tags.`{_TAG}` = '{facts.run_id}'"
-        runs = self._client.search_runs([experiment.experiment_id], wanted) if experiment else []
+        query = f"tags.`{_TAG}` = '{facts.run_id}'"
+        runs = self._client.search_runs([experiment.experiment_id], query) if experiment else []
         return str(runs[0].info.run_id) if runs else None
 
     def _created(self, name: str, facts: Facts) -> str:

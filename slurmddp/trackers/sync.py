@@ -112,8 +112,8 @@ class _Sync:
     def _send(self) -> None:
         # First the evaluations, then the lines: when an evaluation is there, so are all lines from before it. Then the
         # points have the same order and numbers in a sync that repeats one that was killed.
-        told = of(read_events(self._folder.events, self._folder.path).records, Evaluated)
-        evaluations = deque(list(told)[self.sent.evaluations :])
+        events = of(read_events(self._folder.events, self._folder.path).records, Evaluated)
+        evaluations = deque(list(events)[self.sent.evaluations :])
         for rows, offset in behind(self._folder.metrics, self.sent.offset):
             points, sent = _points(rows, evaluations, self.sent)
             self._send_points(points, replace(sent, offset=offset))
@@ -140,10 +140,10 @@ class _Sync:
 
     def _opened(self) -> Tracker:
         if self._tracker is None:
-            found = import_module(f"slurmddp.trackers.{self._to}")
+            module = import_module(f"slurmddp.trackers.{self._to}")
             with _failures(self._to):
                 facts = _facts(self._folder, self._place)
-                tracker: Tracker = getattr(found, TRACKERS[self._to])(facts, self.sent.key)
+                tracker: Tracker = getattr(module, TRACKERS[self._to])(facts, self.sent.key)
             self._tracker = tracker
             self.sent = replace(self.sent, key=tracker.key, where=tracker.where)
         return self._tracker
@@ -208,8 +208,8 @@ def _evaluated(evaluations: deque[tuple[Event, Evaluated]], until: float, sent: 
 
 def _values(row: Metrics, before: Metrics | None) -> dict[str, float]:
     parts = {f"seconds/{part}": seconds for part, seconds in row.since(before).items()}
-    found = {name: number(value) for name, value in {"attempt": row.attempt, **row.figures, **parts}.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    values = {name: number(value) for name, value in {"attempt": row.attempt, **row.figures, **parts}.items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _facts(folder: OwnRun, place: Path) -> Facts:

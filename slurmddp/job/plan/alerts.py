@@ -41,16 +41,16 @@ def plan_alerts(resolved: Resolved, context: Context) -> tuple[AlertsPlan | None
 
 def plan_mail(resolved: Resolved) -> tuple[str, ...]:
     """sbatch options for the target that is mail. Raises UserError where there are several, or none would ever come."""
-    wanted = [(index, target) for index, target in enumerate(resolved.job.alerts) if target.to == "mail"]
-    if not wanted or not resolved.site.queues:
+    mails = [(index, target) for index, target in enumerate(resolved.job.alerts) if target.to == "mail"]
+    if not mails or not resolved.site.queues:
         return ()
-    if len(wanted) > 1:
+    if len(mails) > 1:
         raise UserError(
             "alerts has two mail targets, but Slurm keeps only one list of addresses per job",
-            where=resolved.location("alerts", str(wanted[1][0])),
+            where=resolved.location("alerts", str(mails[1][0])),
             todo="use one target, with commas between the addresses",
         )
-    index, target = wanted[0]
+    index, target = mails[0]
     if "--mail-type" in resolved.site.unsupported_flags:
         raise UserError(
             f"site {resolved.site.name} rejects jobs with --mail-type",
@@ -70,22 +70,22 @@ def plan_mail(resolved: Resolved) -> tuple[str, ...]:
 
 def plan_watchdog(resolved: Resolved, context: Context) -> tuple[str, ...] | None:
     """None where the site has none, or nobody would be told."""
-    wanted = resolved.site.watchdog
+    settings = resolved.site.watchdog
     tells = any(target.to != "mail" and "failed" in target.on for target in resolved.job.alerts)
-    if wanted is None or not tells or context.inside or not resolved.site.queues:
+    if settings is None or not tells or context.inside or not resolved.site.queues:
         return None
-    account = wanted.account or resolved.job.resources.account
+    account = settings.account or resolved.job.resources.account
     options = [
         ("--job-name", f"{resolved.job.name}-watchdog"),
-        ("--partition", wanted.partition),
-        ("--time", slurm_time(wanted.time)),
+        ("--partition", settings.partition),
+        ("--time", slurm_time(settings.time)),
         ("--account", account),
         ("--nodes", "1"),
         ("--ntasks", "1"),
     ]
-    named = {extra.split("=")[0] for extra in wanted.sbatch} | set(resolved.site.unsupported_flags)
+    named = {extra.split("=")[0] for extra in settings.sbatch} | set(resolved.site.unsupported_flags)
     lines = [f"{flag}={value}" for flag, value in options if value is not None and flag not in named]
-    return (*lines, *wanted.sbatch)
+    return (*lines, *settings.sbatch)
 
 
 def _leave(resolved: Resolved) -> Literal["node", "proxy", "login"]:

@@ -30,9 +30,9 @@ def plan_batch(wanted: Batch, nodes: NodePlan, location: str) -> tuple[BatchPlan
     """
     world = nodes.world
     if wanted.even and (world is None or wanted.weights):
-        why = "batch.weights make the shares uneven" if wanted.weights else "only the running job knows its ranks"
+        reason = "batch.weights make the shares uneven" if wanted.weights else "only the running job knows its ranks"
         raise UserError(
-            f"batch.even is true, but {why}",
+            f"batch.even is true, but {reason}",
             where=location,
             todo="remove it: every sample has the same weight either way",
         )
@@ -81,17 +81,17 @@ def plan_batch(wanted: Batch, nodes: NodePlan, location: str) -> tuple[BatchPlan
 def _on_the_nodes(wanted: Batch, location: str) -> tuple[BatchPlan, list[Note]]:
     """Plan for an unknown world size: the nodes compute accumulation from the global and micro batch."""
     if wanted.global_ is None or wanted.accumulation is not None:
-        what = "accumulation cannot be chosen" if wanted.accumulation else "batch.global is not set"
+        problem = "accumulation cannot be chosen" if wanted.accumulation else "batch.global is not set"
         raise UserError(
-            f"{what}: with ranks_per_node: auto, the number of ranks is known only when the job runs",
+            f"{problem}: with ranks_per_node: auto, the number of ranks is known only when the job runs",
             where=location,
             todo="set batch.global and batch.micro; accumulation then follows from the ranks",
         )
     micro = wanted.micro or min(DEFAULT_MICRO, wanted.global_)
-    told = (
+    notes = (
         [] if wanted.micro else [Note("note", f"batch.micro is not set: up to {micro} samples per rank and micro step")]
     )
-    return BatchPlan(wanted.global_, micro, None, None), told
+    return BatchPlan(wanted.global_, micro, None, None), notes
 
 
 def _idle(total: int, world: int) -> list[Note]:
@@ -133,18 +133,18 @@ def ways(
     if plan.accumulation is None or nodes.ranks_per_node is None or plan.total % plan.micro:
         return []
     slots = plan.total // plan.micro  # micro batches in one optimizer step, over all ranks
-    found = []
+    shapes = []
     for factor_down in (4, 2):
         if nodes.max % factor_down == 0:
-            found.append((nodes.max // factor_down, nodes.ranks_per_node, "more accumulation"))
+            shapes.append((nodes.max // factor_down, nodes.ranks_per_node, "more accumulation"))
     for ranks in (nodes.ranks_per_node * 2, nodes.ranks_per_node * 4):
         if layout.gpus_per_node == 0 or largest_gpus is None or ranks <= largest_gpus:
-            found.append((nodes.max, ranks, "more GPUs per node" if layout.gpus_per_node else "more ranks per node"))
+            shapes.append((nodes.max, ranks, "more GPUs per node" if layout.gpus_per_node else "more ranks per node"))
     for count in (nodes.max * 2, nodes.max * 4):
         if largest_nodes is None or count <= largest_nodes:
-            found.append((count, nodes.ranks_per_node, "more nodes"))
+            shapes.append((count, nodes.ranks_per_node, "more nodes"))
     return [
         Way(count, ranks, slots // (count * ranks), change)
-        for count, ranks, change in found
+        for count, ranks, change in shapes
         if slots % (count * ranks) == 0
     ]

@@ -73,9 +73,9 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
     notes += more
     notes = _first_notes(resolved, context) + notes
     batch = None
-    wanted = job.train.batch
-    if job.train.task or wanted.global_ or (wanted.micro and nodes.world):
-        batch, more = plan_batch(wanted, nodes, resolved.location("train", "batch"))
+    sizes = job.train.batch
+    if job.train.task or sizes.global_ or (sizes.micro and nodes.world):
+        batch, more = plan_batch(sizes, nodes, resolved.location("train", "batch"))
         notes += more
     notes += check_parallel(resolved, nodes)
     container = plan_container(resolved, layout, program, context)

@@ -62,15 +62,15 @@ def _flight_recorder(*, gpus: bool) -> VariableGroup:
 
 
 def _observe(job: Job) -> VariableGroup:
-    wanted = json.dumps({"hang": job.timeouts.hang, "restart": job.train.observe == "restart"})
+    options = json.dumps({"hang": job.timeouts.hang, "restart": job.train.observe == "restart"})
     title = "a thread in each rank watches the script; train.observe: off turns it off"
-    return VariableGroup(title, (Variable("SLURMDDP_OBSERVE", wanted),), of_run=True)
+    return VariableGroup(title, (Variable("SLURMDDP_OBSERVE", options),), of_run=True)
 
 
 def _resume(job: Job, watch: tuple[str, ...]) -> VariableGroup:
-    wanted = json.dumps({"watch": watch, "args": job.train.resume_args})
+    options = json.dumps({"watch": watch, "args": job.train.resume_args})
     title = "where the script saves, and the arguments with which it loads its newest save"
-    return VariableGroup(title, (Variable("SLURMDDP_RESUME", wanted),), of_run=True)
+    return VariableGroup(title, (Variable("SLURMDDP_RESUME", options),), of_run=True)
 
 
 def _group(title: str, **variables: str) -> VariableGroup:

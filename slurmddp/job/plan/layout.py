@@ -16,14 +16,14 @@ from slurmddp.job.types import memory, slurm_time
 def partition_of(resolved: Resolved) -> Partition:
     """The profile's entry for the job's partition, with the limits that hold for this job; an empty one where the
     profile knows nothing of it."""
-    found = resolved.site.partitions.get(resolved.job.resources.partition or "", Partition.model_construct())
+    partition = resolved.site.partitions.get(resolved.job.resources.partition or "", Partition.model_construct())
     limits = {
         key: limit
         for _, entry in holding(resolved.site, resolved.job)
         for key in ("max_time", "max_nodes")
         if (limit := getattr(entry, key)) is not None
     }
-    return found.model_copy(update=limits) if limits else found
+    return partition.model_copy(update=limits) if limits else partition
 
 
 def plan_layout(
@@ -33,7 +33,7 @@ def plan_layout(
 
     Raises UserError for what the partition, or the current allocation, cannot give.
     """
-    wanted, partition = resolved.job.resources, partition_of(resolved)
+    resources, partition = resolved.job.resources, partition_of(resolved)
     notes = _doubtful_account(resolved, partition)
     _check_limits(resolved, partition)
     if nodes.ranks_per_node is None:
@@ -43,66 +43,66 @@ def plan_layout(
     cpus = _cpus(resolved, partition, part_of_node, allocation)
     if most and gpus and gpus < most and nodes.max > 1:
         notes += _fewer_nodes(nodes.max, gpus, most)
-    if cpus is None and resolved.site.queues and not wanted.exclusive:
+    if cpus is None and resolved.site.queues and not resources.exclusive:
         text = "the site profile has no cores per node, so Slurm may give only one: set resources.cpus_per_node"
         notes.append(Note("warning", text))
     # A step of an allocation gets the allocation's memory where the job itself says nothing.
     unasked = allocation is not None or (partition.mem_per_node == 0 and part_of_node < 1)
     mem = None if unasked else partition.mem_per_node and int(partition.mem_per_node * part_of_node)
     threads = max(1, (cpus or nodes.ranks_per_node) // nodes.ranks_per_node)
-    return Layout(gpus, cpus, wanted.mem_per_node or mem, threads), notes
+    return Layout(gpus, cpus, resources.mem_per_node or mem, threads), notes
 
 
 def _of_uneven_nodes(resolved: Resolved, nodes: NodePlan, gpus: int, allocation: Allocation | None) -> Layout:
     """Nodes that may differ: of what the job does not say, each gives all it has, or what Slurm gives by default."""
-    wanted = resolved.job.resources
+    resources = resolved.job.resources
     _cpus(resolved, partition_of(resolved), 1.0, allocation)  # for its refusals
-    mem = wanted.mem_per_node or (0 if nodes.whole and allocation is None else None)
+    mem = resources.mem_per_node or (0 if nodes.whole and allocation is None else None)
     threads = 1 if gpus else threads_wanted(resolved.job)
-    return Layout(gpus, wanted.cpus_per_node, mem, threads)
+    return Layout(gpus, resources.cpus_per_node, mem, threads)
 
 
 def _cpus(resolved: Resolved, partition: Partition, part_of_node: float, allocation: Allocation | None) -> int | None:
     """Cores on each node: as wanted, else the GPUs' share of the node, and no more than the allocation has."""
-    wanted, most = resolved.job.resources.cpus_per_node, partition.cpus_per_node
+    count, most = resolved.job.resources.cpus_per_node, partition.cpus_per_node
     given = allocation.cpus_per_node if allocation else None
     for limit, owner in ((most, named_partition(resolved)), (given, "the current allocation")):
-        if wanted and limit and wanted > limit:
+        if count and limit and count > limit:
             raise UserError(
-                f"{wanted} cores per node are more than the {limit} of {owner}",
+                f"{count} cores per node are more than the {limit} of {owner}",
                 where=resolved.location("resources", "cpus_per_node"),
                 todo=f"at most {limit}",
             )
     share = max(1, int(most * part_of_node)) if most else given
-    return wanted or (min(share, given) if share and given else share)
+    return count or (min(share, given) if share and given else share)
 
 
 def gpus_per_node(resolved: Resolved) -> int:
     """GPUs per node, with `ranks_per_node: auto` at least. Raises UserError where the partition has fewer, or where
     nobody says how many there are."""
-    wanted, partition = resolved.job.resources.gpus_per_node, partition_of(resolved)
+    count, partition = resolved.job.resources.gpus_per_node, partition_of(resolved)
     location = resolved.location("resources", "gpus_per_node")
     if resolved.site.gpu_vendor == "none":
-        if wanted:
+        if count:
             here = "no GPU was found on this machine" if not resolved.site.queues else None
             raise UserError(
                 here or f"site {resolved.site.name} has no GPUs", where=location, todo="set gpus_per_node to 0"
             )
         return 0
-    if wanted is None and is_auto(resolved):
+    if count is None and is_auto(resolved):
         return 0 if partition.gpus_per_node == 0 else 1
-    if wanted is None:
+    if count is None:
         if partition.gpus_per_node is None:
             raise _unknown_gpus(resolved)
         return partition.gpus_per_node
-    if partition.gpus_per_node is not None and wanted > partition.gpus_per_node:
+    if partition.gpus_per_node is not None and count > partition.gpus_per_node:
         raise UserError(
-            f"{wanted} GPUs per node are more than the {partition.gpus_per_node} of {named_partition(resolved)}",
+            f"{count} GPUs per node are more than the {partition.gpus_per_node} of {named_partition(resolved)}",
             where=location,
             todo=f"ask for at most {partition.gpus_per_node} per node"
             + (", and for more nodes" if resolved.site.queues else ""),
         )
-    return wanted
+    return count
 
 
 def _unknown_gpus(resolved: Resolved) -> UserError:
@@ -121,17 +121,17 @@ def _unknown_gpus(resolved: Resolved) -> UserError:
 
 
 def _check_limits(resolved: Resolved, partition: Partition) -> None:
-    wanted = resolved.job.resources
-    mem, partition_name = wanted.mem_per_node, named_partition(resolved)
+    resources = resolved.job.resources
+    mem, partition_name = resources.mem_per_node, named_partition(resolved)
     if mem and partition.mem_per_node and mem > partition.mem_per_node:
         raise UserError(
             f"{memory(mem)} of memory per node are more than the {memory(partition.mem_per_node)} of {partition_name}",
             where=resolved.location("resources", "mem_per_node"),
             todo=f"ask for at most {memory(partition.mem_per_node)}",
         )
-    if wanted.time and partition.max_time and wanted.time > partition.max_time:
+    if resources.time and partition.max_time and resources.time > partition.max_time:
         raise UserError(
-            f"{slurm_time(wanted.time)} is above the limit {slurm_time(partition.max_time)} of {partition_name}"
+            f"{slurm_time(resources.time)} is above the limit {slurm_time(partition.max_time)} of {partition_name}"
             f"{limited_by(resolved, 'max_time')}",
             where=resolved.location("resources", "time"),
             todo="ask for less time; --resume can continue the run later",

@@ -269,8 +269,8 @@ class Plan(NamedTuple):
     @property
     def measures_network(self) -> bool:
         """Return whether the network is measured before the ranks start. Without GPUs there is only TCP to choose."""
-        wanted = self.job.network.measure
-        return self.nodes.max > 1 and (self.layout.gpus_per_node > 0 if wanted is None else wanted)
+        setting = self.job.network.measure
+        return self.nodes.max > 1 and (self.layout.gpus_per_node > 0 if setting is None else setting)
 
     @property
     def gpu_hours(self) -> float | None:

@@ -14,10 +14,10 @@ def plan_nodes(resolved: Resolved, gpus: int, allocation: Allocation | None) -> 
 
     Raises UserError for what the site, the partition or the allocation cannot give.
     """
-    wanted = resolved.job.resources.node_range
+    node_range = resolved.job.resources.node_range
     whole = takes_whole_nodes(resolved, gpus)
     ranks, notes = plan_ranks(resolved, gpus, whole)
-    nodes = NodePlan(wanted.min, wanted.max, wanted.spares, ranks, whole)
+    nodes = NodePlan(node_range.min, node_range.max, node_range.spares, ranks, whole)
     _check_site(resolved, nodes)
     if allocation is not None:
         _check_allocation(resolved, nodes, allocation)

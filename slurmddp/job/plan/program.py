@@ -46,10 +46,10 @@ def plan_workdir(job: Job, program: Program, context: Context) -> str:
     """Return where the ranks' command runs, which may begin with {run}; empty for the run folder itself."""
     if not program.own:
         return context.cwd if program.project else ""
-    wanted = job.train.workdir or "submit"
-    if wanted in WORKDIRS:
-        return context.cwd if wanted == "submit" else f"{RUN}/work"
-    return absolute_workdir(wanted, context.cwd)
+    workdir = job.train.workdir or "submit"
+    if workdir in WORKDIRS:
+        return context.cwd if workdir == "submit" else f"{RUN}/work"
+    return absolute_workdir(workdir, context.cwd)
 
 
 def absolute_workdir(wanted: str, cwd: str) -> str:
@@ -80,40 +80,40 @@ def plan_accelerate(resolved: Resolved, context: Context) -> str | None:
 
 def check_image(resolved: Resolved) -> None:
     """Raise UserError where an image is needed, and none is named or it is not a file."""
-    wanted, where = resolved.job.container, resolved.location("container", "image")
-    if not wanted.needs_image:
+    container, where = resolved.job.container, resolved.location("container", "image")
+    if not container.needs_image:
         return
-    if wanted.image is None:
+    if container.image is None:
         raise UserError(
             "container.image is not set: the ranks need an image, or a Python environment",
             where=where,
             todo="with an image: slurmddp build-image image.sif --recipe ngc-pytorch, then --image image.sif\n"
             "  -> with an environment that has torch: activate it before you submit, or --venv DIR, or --conda NAME",
         )
-    if "://" in wanted.image:
+    if "://" in container.image:
         raise UserError(
-            f"container.image is {wanted.image}, which every node would have to download",
+            f"container.image is {container.image}, which every node would have to download",
             where=where,
-            todo=f"build a .sif from it first: slurmddp build-image image.sif --base {wanted.image}",
+            todo=f"build a .sif from it first: slurmddp build-image image.sif --base {container.image}",
         )
 
 
 def plan_container(resolved: Resolved, layout: Layout, program: Program, context: Context) -> Container:
     """Return how the ranks' container starts; `check_image` has seen that there is an image where one is needed."""
-    wanted = resolved.job.container
-    if not wanted.needs_image or wanted.image is None:
-        own = not resolved.site.queues and not wanted.python  # slurmddp's own Python, where setup brings none
-        python = context.python if own else wanted.python or "python3"
-        return NoContainer(python, python_of_setup=own and bool(resolved.job.setup))
-    kind = runtime_named(wanted.runtime)
+    settings = resolved.job.container
+    if not settings.needs_image or settings.image is None:
+        by_setup = not resolved.site.queues and not settings.python  # slurmddp's own Python, where setup brings none
+        python = context.python if by_setup else settings.python or "python3"
+        return NoContainer(python, python_of_setup=by_setup and bool(resolved.job.setup))
+    kind = runtime_named(settings.runtime)
     device = kind.devices.get(resolved.site.gpu_vendor) if layout.gpus_per_node else None
     container = kind(
-        python=wanted.python or "python3",
-        image=absolute(wanted.image, context.cwd),
-        options=(*filter(None, [device]), *wanted.options),
+        python=settings.python or "python3",
+        image=absolute(settings.image, context.cwd),
+        options=(*filter(None, [device]), *settings.options),
         binds=_binds(resolved, program, context),
     )
-    return container._replace(compat=wanted.compat and container.gpu_vendor == "nvidia")
+    return container._replace(compat=settings.compat and container.gpu_vendor == "nvidia")
 
 
 def data_paths(job: Job, context: Context) -> tuple[str, ...]:
@@ -147,11 +147,11 @@ def _binds(resolved: Resolved, program: Program, context: Context) -> tuple[Bind
     if program.own or program.project:
         folders = dict.fromkeys((context.cwd, plan_workdir(job, program, context)))
         implied += [Bind(path, path, "rw") for path in folders if path.startswith("/")]
-    asked = tuple(binds)
+    given = tuple(binds)
     for new in implied:
-        above = asked if new.mode == "rw" else binds  # code that runs in place may be where the script writes
+        above = given if new.mode == "rw" else binds  # code that runs in place may be where the script writes
         if not any(_is_below(new.destination, bind.destination) for bind in above):
-            hidden = [bind for bind in binds[len(asked) :] if _is_below(bind.destination, new.destination)]
+            hidden = [bind for bind in binds[len(given) :] if _is_below(bind.destination, new.destination)]
             binds = [bind for bind in binds if bind not in hidden] + [new]
     places = [Bind(path, path, "rw") for path in (job.paths.cache, job.paths.node) if path]
     for made in (*binds, *places):

@@ -33,10 +33,10 @@ def takes_whole_nodes(resolved: Resolved, gpus: int) -> bool:
 
     Raises UserError where the site rejects --exclusive: then only the user knows how its nodes are asked for.
     """
-    wanted = resolved.job.resources
-    if not is_auto(resolved) or wanted.exclusive is False or asks_itself(resolved):
+    resources = resolved.job.resources
+    if not is_auto(resolved) or resources.exclusive is False or asks_itself(resolved):
         return False
-    if not gpus and wanted.cpus_per_node:
+    if not gpus and resources.cpus_per_node:
         return False
     if "--exclusive" in resolved.site.unsupported_flags:
         raise UserError(
@@ -49,8 +49,8 @@ def takes_whole_nodes(resolved: Resolved, gpus: int) -> bool:
 
 def threads_wanted(job: Job) -> int:
     """Threads of a rank for `auto` on cores: the job's own OMP_NUM_THREADS, or THREADS_PER_RANK."""
-    own = job.environment.get("OMP_NUM_THREADS", "")
-    return int(own) if re.fullmatch("0*[1-9][0-9]{0,3}", own) else THREADS_PER_RANK
+    threads = job.environment.get("OMP_NUM_THREADS", "")
+    return int(threads) if re.fullmatch("0*[1-9][0-9]{0,3}", threads) else THREADS_PER_RANK
 
 
 def plan_ranks(resolved: Resolved, gpus: int, whole: bool) -> tuple[int | None, list[Note]]:
@@ -59,9 +59,9 @@ def plan_ranks(resolved: Resolved, gpus: int, whole: bool) -> tuple[int | None, 
 
     Raises UserError for more ranks than GPUs, and for `auto` where nothing could tell a node its number.
     """
-    wanted, location = resolved.job.resources, resolved.location("resources", "ranks_per_node")
+    resources, location = resolved.job.resources, resolved.location("resources", "ranks_per_node")
     if not is_auto(resolved):
-        ranks = wanted.ranks_per_node if isinstance(wanted.ranks_per_node, int) else gpus or 1
+        ranks = resources.ranks_per_node if isinstance(resources.ranks_per_node, int) else gpus or 1
         if gpus and ranks > gpus:
             todo = "remove ranks_per_node: one rank per GPU is the default"
             raise UserError(f"{ranks} ranks share {gpus} GPUs", where=location, todo=todo)
@@ -75,8 +75,8 @@ def plan_ranks(resolved: Resolved, gpus: int, whole: bool) -> tuple[int | None, 
             todo="remove ranks_per_node, or set it to a number",
         )
     threads = threads_wanted(resolved.job)
-    if not gpus and wanted.cpus_per_node:
-        return max(1, wanted.cpus_per_node // threads), []
+    if not gpus and resources.cpus_per_node:
+        return max(1, resources.cpus_per_node // threads), []
     each = "GPU that Slurm gives the node" if gpus else f"{threads} of its cores"
     given = "the job asks for whole nodes" if whole else "as the job's own options ask for them"
     text = f"ranks_per_node is auto: each node starts one rank per {each} ({given})"
@@ -88,20 +88,20 @@ def plan_srun(resolved: Resolved, nodes: NodePlan, layout: Layout, container: Co
     launch, ranks, cores = resolved.job.launch, nodes.ranks_per_node, layout.cpus_per_node
     if launch.mode != "srun":
         return None
-    why = None
+    reason = None
     if resolved.job.train.task is not None:
-        why = "a task needs torchrun, which restarts its ranks in place and signs their rendezvous"
+        reason = "a task needs torchrun, which restarts its ranks in place and signs their rendezvous"
     elif not resolved.site.queues:
-        why = f"site {resolved.site.name} has no Slurm"
+        reason = f"site {resolved.site.name} has no Slurm"
     elif container.made_by_srun:
-        why = f"{container.runtime} starts each container with a separate srun"
+        reason = f"{container.runtime} starts each container with a separate srun"
     elif ranks is None:
-        why = "it does not work with resources.ranks_per_node: auto"
+        reason = "it does not work with resources.ranks_per_node: auto"
     elif cores is not None and cores < ranks:
-        why = f"Slurm gives each rank its own core, but {ranks} ranks share {cores}"
-    if why is not None or ranks is None:
+        reason = f"Slurm gives each rank its own core, but {ranks} ranks share {cores}"
+    if reason is not None or ranks is None:
         todo = "remove launch.mode: torchrun then starts the ranks"
-        raise UserError(f"launch.mode is srun: {why}", where=resolved.location("launch", "mode"), todo=todo)
+        raise UserError(f"launch.mode is srun: {reason}", where=resolved.location("launch", "mode"), todo=todo)
     options = [f"--cpus-per-task={cores // ranks}"] if cores else []
     options += [f"--mpi={launch.mpi}"] if launch.mpi else []
     return SrunPlan(ranks, tuple(options))

@@ -29,11 +29,11 @@ def plan_recovery(
 
     Raises UserError for `preflight: only` where there is no preflight.
     """
-    wanted, site = resolved.job.recovery, resolved.site
+    recovery, site = resolved.job.recovery, resolved.site
     requeue: Literal["requeue", "chain", "none"] = "chain" if site.requeue == "chain" else "requeue"
-    if wanted.requeue == "never" or inside or not site.queues:
+    if recovery.requeue == "never" or inside or not site.queues:
         requeue = "none"
-    if wanted.preflight == "only" and (inside or not site.queues):
+    if recovery.preflight == "only" and (inside or not site.queues):
         raise UserError(
             f"{'a step of another job' if inside else f'a job of site {site.name}, without Slurm,'} has no preflight",
             where=resolved.location(*(("recovery", "preflight") if inside else ("site",))),
@@ -43,15 +43,15 @@ def plan_recovery(
     if nodes.elastic and "--no-kill" in site.unsupported_flags:
         text = f"site {site.name} rejects --no-kill: the whole job fails when one node fails"
         notes.append(Note("warning", text))
-    if wanted.max_gpu_hours is not None and not layout.gpus_per_node:
+    if recovery.max_gpu_hours is not None and not layout.gpus_per_node:
         notes.append(Note("warning", "recovery.max_gpu_hours limits nothing: this job has no GPUs"))
     if wanted.fork and (why := _not_forked(resolved.job, layout)):
         notes.append(Note("warning", f"recovery.fork has no effect: {why}"))
     expedite = site.requeue == "expedite" and requeue == "requeue"
-    own = resolved.job.train.task is None
-    must_save = own and requeue != "none" and wanted.requeue == "auto"
+    is_script = resolved.job.train.task is None
+    must_save = is_script and requeue != "none" and recovery.requeue == "auto"
     # In one job, too, and on one machine: whoever wants any number of them says so.
-    from_zero = FROM_ZERO if own and wanted.requeue != "always" else None
+    from_zero = FROM_ZERO if is_script and recovery.requeue != "always" else None
     return RecoveryPlan(requeue, expedite, must_save, watch, from_zero), notes
 
 
@@ -66,9 +66,9 @@ def _not_forked(job: Job, layout: Layout) -> str:
 
 def max_restarts(job: Job) -> int:
     """Restarts of the workers in place that torchrun may make."""
-    wanted = job.launch.max_restarts
-    if wanted is not None:
-        return wanted
+    setting = job.launch.max_restarts
+    if setting is not None:
+        return setting
     return RESTARTS if job.launch.rendezvous == "c10d" and job.launch.mode == "torchrun" else 0
 
 

@@ -28,10 +28,10 @@ def plan_sbatch(
     resolved: Resolved, nodes: NodePlan, layout: Layout, recovery: RecoveryPlan, stop_lead: int | None
 ) -> tuple[str, ...]:
     """Raises UserError for a flag that the site rejects."""
-    wanted, site = resolved.job.resources, resolved.site
+    resources, site = resolved.job.resources, resolved.site
     unsupported = set(site.unsupported_flags)
     partition = partition_of(resolved)
-    ask = dict(partition.ask) if partition.ask is not None else {"partition": wanted.partition}
+    ask = dict(partition.ask) if partition.ask is not None else {"partition": resources.partition}
     # The key of `resources` that asks for a flag: what a user wants and a site rejects is not dropped in silence.
     options: list[tuple[str, str, str | int | None]] = [
         ("--job-name", "", resolved.job.name),
@@ -42,15 +42,15 @@ def plan_sbatch(
         ("--cpus-per-task", "cpus_per_node", layout.cpus_per_node),
         *_gpu_request(resolved, nodes, layout),
         ("--mem", "mem_per_node", f"{layout.mem_per_node}M" if layout.mem_per_node else layout.mem_per_node),  # 0: all
-        ("--time", "time", slurm_time(wanted.time) if wanted.time else None),
+        ("--time", "time", slurm_time(resources.time) if resources.time else None),
         ("--partition", "partition", ask.get("partition")),
-        ("--account", "account", wanted.account),
-        ("--qos", "qos", wanted.qos or ask.get("qos")),
-        ("--constraint", "constraint", "&".join(filter(None, (ask.get("constraint"), wanted.constraint))) or None),
-        ("--exclusive", "exclusive", "" if wanted.exclusive or nodes.whole else None),
+        ("--account", "account", resources.account),
+        ("--qos", "qos", resources.qos or ask.get("qos")),
+        ("--constraint", "constraint", "&".join(filter(None, (ask.get("constraint"), resources.constraint))) or None),
+        ("--exclusive", "exclusive", "" if resources.exclusive or nodes.whole else None),
     ]
     for flag, key, _ in options:
-        if flag in unsupported and key and getattr(wanted, key):
+        if flag in unsupported and key and getattr(resources, key):
             raise _rejected(resolved, flag, "resources", key)
     lines = [f"{flag}={value}" if value != "" else flag for flag, _, value in options if value is not None]
     # A chained job is a new one: Slurm must not bring this one back as well.
@@ -58,7 +58,7 @@ def plan_sbatch(
     lines += [again if recovery.requeue == "requeue" else "--no-requeue", "--open-mode=append"]
     lines += ["--no-kill"] if nodes.elastic else []
     lines += [f"--signal=B:{STOP_SIGNAL}@{stop_lead}"] if stop_lead else []
-    for index, extra in enumerate(wanted.sbatch_extra):
+    for index, extra in enumerate(resources.sbatch_extra):
         flag = extra.split("=")[0]
         if flag in unsupported:
             raise _rejected(resolved, flag, "resources", "sbatch_extra", str(index))
@@ -74,10 +74,10 @@ def plan_sbatch(
 
 def _gpu_request(resolved: Resolved, nodes: NodePlan, layout: Layout) -> list[tuple[str, str, str | int | None]]:
     """One task a node sees all its GPUs: --gpus-per-task would isolate them and break NCCL's P2P (nccl#1066)."""
-    site, wanted = resolved.site, resolved.job.resources
+    site, resources = resolved.site, resolved.job.resources
     if not layout.gpus_per_node or site.gpu_request == "none" or (nodes.world is None and asks_itself(resolved)):
         return []
-    kind = wanted.gpu_type or (partition_of(resolved).gpu_type if site.gpu_request_type else None)
+    kind = resources.gpu_type or (partition_of(resolved).gpu_type if site.gpu_request_type else None)
     count = f"{kind}:{layout.gpus_per_node}" if kind else str(layout.gpus_per_node)
     if site.gpu_request == "gres":
         return [("--gres", "", f"gpu:{count}")]

@@ -126,9 +126,9 @@ def is_dtype(module: str, name: str) -> bool:
     return module == "torch" and _DTYPE.fullmatch(name) is not None
 
 
-def _tensors(found: Any) -> dict[str, Stored]:
+def _tensors(record: Any) -> dict[str, Stored]:
     """Raises Refused, or whatever a record that lacks something raises."""
-    metadata = _state(found, "Metadata")
+    metadata = _state(record, "Metadata")
     locations = {}
     for index, info in metadata["storage_data"].items():
         key, storage = _state(index, "MetadataIndex"), _state(info, "_StorageInfo")
