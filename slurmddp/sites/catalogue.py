@@ -43,13 +43,13 @@ class Catalogue:
     """The profiles that this user can name."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        own = [folder / "sites" for folder in reversed(_config_folders(environment))]
-        self.folders = [*own, asset_folder("site_configs")]
+        user_folders = [folder / "sites" for folder in reversed(_config_folders(environment))]
+        self.folders = [*user_folders, asset_folder("site_configs")]
 
     def names(self) -> list[str]:
         """All site names, sorted; a profile of the user's hides a shipped one of the same name."""
-        found = {path.stem for folder in self.folders if folder.is_dir() for path in folder.glob("*.yaml")}
-        return sorted(found)
+        names = {path.stem for folder in self.folders if folder.is_dir() for path in folder.glob("*.yaml")}
+        return sorted(names)
 
     def path(self, name: str) -> Path:
         """The file of a profile. Raises UserError that names the nearest known ones."""

@@ -84,20 +84,20 @@ def survey(catalogue: Catalogue, host: Host, *, ask: bool = False) -> Survey:
     """Collect the evidence for all profiles. ask: run scontrol even if the rest already decides."""
     rules = {name: catalogue.detection(name) for name in catalogue.names()}
     cluster = host.cluster_name()
-    found = _candidates(rules, host, cluster)
-    if cluster is None and any(rule.cluster_names for rule in rules.values()) and (ask or len(found.best) != 1):
+    candidates = _candidates(rules, host, cluster)
+    if cluster is None and any(rule.cluster_names for rule in rules.values()) and (ask or len(candidates.best) != 1):
         cluster = host.ask_slurm()
         return _candidates(rules, host, cluster)
-    return found
+    return candidates
 
 
 def _candidates(rules: dict[str, Detect], host: Host, cluster: ClusterName | None) -> Survey:
-    found = []
+    candidates = []
     for site, rule in rules.items():
         evidence = tuple(_evidence(rule, host, cluster))
         if evidence:
-            found.append(Candidate(site, evidence, _contradiction(rule, cluster)))
-    return Survey(cluster, tuple(sorted(found, key=lambda item: -item.score)))
+            candidates.append(Candidate(site, evidence, _contradiction(rule, cluster)))
+    return Survey(cluster, tuple(sorted(candidates, key=lambda item: -item.score)))
 
 
 def _evidence(rule: Detect, host: Host, cluster: ClusterName | None) -> Iterator[Evidence]:
@@ -127,8 +127,8 @@ def _contradiction(rule: Detect, cluster: ClusterName | None) -> str | None:
     """Say why the profile is another cluster's, whatever else matches; None if nothing contradicts it."""
     if cluster is None or not rule.cluster_names or any(_same_name(cluster, name) for name in rule.cluster_names):
         return None
-    wanted = " or ".join(rule.cluster_names)
-    return f"Slurm's ClusterName is {cluster.value}, from {cluster.source}; the profile is for {wanted}"
+    names = " or ".join(rule.cluster_names)
+    return f"Slurm's ClusterName is {cluster.value}, from {cluster.source}; the profile is for {names}"
 
 
 def _same_name(cluster: ClusterName, pattern: str) -> bool:

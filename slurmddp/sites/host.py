@@ -54,8 +54,8 @@ class Host:
             return ClusterName(name, "$SLURM_CLUSTER_NAME")
         named = self.environment.get("SLURM_CONF")
         for path in (named,) if named else _SLURM_CONF:
-            if found := _CLUSTER_NAME.search(self.text(path) or ""):
-                return ClusterName(found[1], path)
+            if match := _CLUSTER_NAME.search(self.text(path) or ""):
+                return ClusterName(match[1], path)
         return None
 
     def ask_slurm(self) -> ClusterName | None:
@@ -75,8 +75,8 @@ class Host:
             )
         except (OSError, subprocess.SubprocessError):
             return None
-        found = _CLUSTER_NAME.search(answer.stdout.decode("utf-8", errors="replace"))
-        return ClusterName(found[1], "scontrol") if found else None
+        match = _CLUSTER_NAME.search(answer.stdout.decode("utf-8", errors="replace"))
+        return ClusterName(match[1], "scontrol") if match else None
 
     def _below(self, path: str) -> Path:
         return self.root / path.lstrip("/")

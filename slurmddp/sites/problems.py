@@ -28,12 +28,12 @@ def problems(catalogue: Catalogue, name: str) -> list[str]:
         return [str(error)]
     file = Origin("site", str(path))  # of a key that is missing
     layered = merged._replace(origins={("name",): file, ("title",): file, **merged.origins})
-    found = _mistakes(Site, layered) + _mistakes(Job, _job(layered, ("job",)))
-    if found:
-        return found
+    errors = _mistakes(Site, layered) + _mistakes(Job, _job(layered, ("job",)))
+    if errors:
+        return errors
     for name in layered.tree.get("when") or {}:
-        found += _mistakes(Job, _job(layered, ("job",), ("when", name, "job")))
-    return found or list(_beyond_the_models(layered, path))
+        errors += _mistakes(Job, _job(layered, ("job",), ("when", name, "job")))
+    return errors or list(_beyond_the_models(layered, path))
 
 
 def _mistakes(model: type[BaseModel], layered: Layered) -> list[str]:
@@ -56,17 +56,17 @@ def _job(layered: Layered, *keys: Key) -> Layered:
         layers.append(Document(tree if isinstance(tree, dict) else {}, origins))
     trains = [layer.tree.get("train") or {} for layer in layers]
     named = any({"task", "script", "module"} & set(train) for train in trains)
-    own = Document({"site": "this", "train": {} if named else {"script": "train.py"}}, {})
-    return merge(Job, [*layers, own])
+    base = Document({"site": "this", "train": {} if named else {"script": "train.py"}}, {})
+    return merge(Job, [*layers, base])
 
 
 def _beyond_the_models(layered: Layered, path: Path) -> Iterator[str]:
     """Yield mistakes in values that are valid, each by itself."""
     site = Site.model_validate(layered.tree)
 
-    def message(key: tuple[str, ...], what: str, todo: str) -> str:
+    def message(key: tuple[str, ...], problem: str, todo: str) -> str:
         origin = origin_of(layered, key)
-        return str(UserError(f"{'.'.join(key)}: {what}", where=origin.where if origin else str(path), todo=todo))
+        return str(UserError(f"{'.'.join(key)}: {problem}", where=origin.where if origin else str(path), todo=todo))
 
     if site.name != path.stem:
         yield message(("name",), f"{site.name!r} is not the file's name", f"write {path.stem}, or rename the file")

@@ -25,9 +25,9 @@ def choose_site(catalogue: Catalogue, environment: Mapping[str, str], option: st
 
     Jobs of the site `local` train on this machine, which must not be a login node.
     """
-    found = select(catalogue, environment, option)
-    if found is not None:
-        return Made(*found)
+    selection = select(catalogue, environment, option)
+    if selection is not None:
+        return Made(*selection)
     if shutil.which("sbatch", path=environment.get("PATH")):
         return Made("generic", "no profile matches this host, and sbatch is in PATH", True)
     return Made("local", "no profile matches this host, and sbatch is not in PATH", True)

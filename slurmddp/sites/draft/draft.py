@@ -52,8 +52,8 @@ class _Draft:
         page.comment()
         for partition, row in live.partitions.items():
             self.partition(partition, row)
-        for partition, why in live.left_out.items():
-            page.comment(f"{partition} is left out: {why}", 1)
+        for partition, reason in live.left_out.items():
+            page.comment(f"{partition} is left out: {reason}", 1)
         self.job()
         self.not_told()
         return page.text(self.node_types())
@@ -61,16 +61,16 @@ class _Draft:
     def agreed(self, of: Callable[[Seen], str | None], *, gpus: bool = False) -> str | None:
         """Return what all probes saw alike; None where they differ. gpus: of nodes with GPUs only, if there are any."""
         having = [each for each in self.seen if each.vendor != "none"] if gpus else []
-        found = {of(each) for each in having or self.seen}
-        return found.pop() if len(found) == 1 else None
+        values = {of(each) for each in having or self.seen}
+        return values.pop() if len(values) == 1 else None
 
     @property
     def vendor(self) -> str | None:
         """Return the vendor of all nodes that have GPUs; none only if no node has any."""
-        found = {each.vendor for each in self.seen}
-        if len(found - {"none"}) == 1:
-            return (found - {"none"}).pop()
-        return "none" if found == {"none"} and self.sure else None
+        vendors = {each.vendor for each in self.seen}
+        if len(vendors - {"none"}) == 1:
+            return (vendors - {"none"}).pop()
+        return "none" if vendors == {"none"} and self.sure else None
 
     @property
     def sure(self) -> bool:
@@ -81,11 +81,11 @@ class _Draft:
         if fabric := self.agreed(lambda each: each.fabric, gpus=True):
             self.page.value("bases", [fabric], self.source, "devices below /sys/class", sure=self.sure)
             return
-        why = "infiniband, slingshot11, efa, roce, ...: `srun ls /sys/class/infiniband`, " + _PROBE
+        hint = "infiniband, slingshot11, efa, roce, ...: `srun ls /sys/class/infiniband`, " + _PROBE
         if self.seen:
             each = "; ".join(f"{each.node}: {self._devices(each)}" for each in self.seen)
-            why = f"a base: infiniband, slingshot11, efa, roce, ethernet, ...; the probe saw {each}"
-        self.page.missing("bases", why)
+            hint = f"a base: infiniband, slingshot11, efa, roce, ethernet, ...; the probe saw {each}"
+        self.page.missing("bases", hint)
 
     @staticmethod
     def _devices(seen: Seen) -> str:
@@ -93,12 +93,12 @@ class _Draft:
         return ", ".join(ports) or "no RDMA device"
 
     def architecture(self) -> None:
-        found = sorted({kind.node.architecture for kind in self.live.types()} - {""})
-        if found in (["x86_64"], ["aarch64"]):
-            self.page.value("architecture", found[0], _NODE)
+        architectures = sorted({kind.node.architecture for kind in self.live.types()} - {""})
+        if architectures in (["x86_64"], ["aarch64"]):
+            self.page.value("architecture", architectures[0], _NODE)
         else:
-            told = " and ".join(found) or "unknown"
-            self.page.missing("architecture", f"{told}; if nodes differ, make one profile for each kind")
+            shown = " and ".join(architectures) or "unknown"
+            self.page.missing("architecture", f"{shown}; if nodes differ, make one profile for each kind")
 
     def gpus(self) -> None:
         """Write vendor and form of the request. A node without any GPU device has none, whatever Slurm counts."""
@@ -109,9 +109,9 @@ class _Draft:
             page.value("gpu_vendor", vendor, self.source, nothing if vendor == "none" else "", sure=self.sure)
         else:
             seen = "; ".join(f"{each.node}: {each.vendor or 'unknown'}" for each in self.seen)
-            told = f"the probe saw {seen}" if seen else f"`srun --gpus=1 nvidia-smi`, {_PROBE}"
+            hint = f"the probe saw {seen}" if seen else f"`srun --gpus=1 nvidia-smi`, {_PROBE}"
             none = "" if counted else "Slurm counts no GPUs; "
-            page.missing("gpu_vendor", f"{none}nvidia (the default), amd or none: {told}")
+            page.missing("gpu_vendor", f"{none}nvidia (the default), amd or none: {hint}")
         if vendor == "none" and counted:
             page.value("gpu_request", "none", self.source, "Slurm counts GPUs, but there are no devices")
         elif not counted:
@@ -127,8 +127,8 @@ class _Draft:
         page, live = self.page, self.live
         kinds, here = live.types(name), ("partitions", name)
         number = sum(len(kind.nodes) for kind in kinds)
-        told = "; ".join(map(str, kinds)) if kinds else "Slurm shows none of its nodes"
-        with page.part(here, f"{number} nodes: {told}"):
+        summary = "; ".join(map(str, kinds)) if kinds else "Slurm shows none of its nodes"
+        with page.part(here, f"{number} nodes: {summary}"):
             if kinds:
                 self.partition_gpus(here, kinds)
                 threads = max(kind.node.threads_per_core for kind in kinds)
@@ -159,11 +159,11 @@ class _Draft:
         if len(counts) > 1:
             page.comment("gpus_per_node: the nodes differ, so each job must set it (resources.gpus_per_node)", 2)
             return
-        (found,) = counts
-        if len(found) > 1:
-            page.comment(f"gpus_per_node: several types: {', '.join(kind for kind, _ in found)}", 2)
+        (gpus,) = counts
+        if len(gpus) > 1:
+            page.comment(f"gpus_per_node: several types: {', '.join(kind for kind, _ in gpus)}", 2)
             return
-        ((kind, count),) = found
+        ((kind, count),) = gpus
         page.value((*here, "gpus_per_node"), count, _NODE)
         if kind:
             page.value((*here, "gpu_type"), kind, _NODE)
@@ -191,17 +191,17 @@ class _Draft:
         if required:
             page.value("required", required, note="not found, so each job must set it, or this file below `job`")
         if default or only:
-            why = "Default=YES" if default else "the only one"
-            page.value("job.resources.partition", default or str(only), PARTITION, why)
+            note = "Default=YES" if default else "the only one"
+            page.value("job.resources.partition", default or str(only), PARTITION, note)
         if runtime:
             page.value("job.container.runtime", *runtime, sure=self.sure)
         interface = self.agreed(lambda each: next(iter(each.interfaces)) if len(each.interfaces) == 1 else None)
         if interface:
             page.value("job.network.interface", interface, self.source, "the only one with an address", sure=self.sure)
         else:
-            found = [f"{each.node}: {', '.join(each.interfaces) or 'none'}" for each in self.seen]
+            interfaces = [f"{each.node}: {', '.join(each.interfaces) or 'none'}" for each in self.seen]
             where = (
-                "; ".join(found)
+                "; ".join(interfaces)
                 or f"{live.login.host} has {', '.join(live.login.interfaces) or 'none'}; nodes may differ"
             )
             page.missing("job.network.interface", f"default: the one that leads to the head node; {where}")
@@ -215,14 +215,14 @@ class _Draft:
                     return name, self.source, self.seen[0].first(name)
         else:
             for name in SIF_PROGRAMS:
-                if told := login.runtimes.get(name):
-                    return name, f"{name} --version", f"{told}, on {login.host}: nodes may differ"
+                if version := login.runtimes.get(name):
+                    return name, f"{name} --version", f"{version}, on {login.host}: nodes may differ"
         modules = [name for name in login.modules if any(each in name.lower() for each in SIF_PROGRAMS)]
         modules += [name for each in self.seen for name in each.facts.get("module", ()) if name not in modules]
-        told = f"; modules: {', '.join(modules[:8])} (then `setup: [module load NAME]` below `job`)" if modules else ""
-        told += "; `srun --help` has --container-image, so `runtime: pyxis` may work" if login.pyxis else ""
+        hint = f"; modules: {', '.join(modules[:8])} (then `setup: [module load NAME]` below `job`)" if modules else ""
+        hint += "; `srun --help` has --container-image, so `runtime: pyxis` may work" if login.pyxis else ""
         where = "all of the probed nodes" if self.seen else login.host
-        self.page.missing("job.container.runtime", f"neither apptainer nor singularity on {where}{told}")
+        self.page.missing("job.container.runtime", f"neither apptainer nor singularity on {where}{hint}")
         return None
 
     def not_told(self) -> None:
@@ -247,8 +247,8 @@ class _Draft:
         if login.modules:
             page.missing("job.setup", f"modules that a job may need: {', '.join(login.modules[:20])}")
         if plugins := config.get("JobSubmitPlugins"):
-            what = "it may change or refuse options; read the site's pages"
-            page.missing("unsupported_flags", f"JobSubmitPlugins={plugins}: {what}")
+            hint = "it may change or refuse options; read the site's pages"
+            page.missing("unsupported_flags", f"JobSubmitPlugins={plugins}: {hint}")
         for line in self.live.cluster.silent:
             page.missing("(no answer)", line)
 

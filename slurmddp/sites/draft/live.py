@@ -77,10 +77,10 @@ class Live(NamedTuple):
 
     def types(self, partition: str | None = None) -> list[NodeType]:
         """Return the kinds of nodes of a partition, or of all that are described."""
-        wanted = {partition} if partition else set(self.partitions)
+        partitions = {partition} if partition else set(self.partitions)
         alike: dict[tuple[object, ...], list[Node]] = {}
         for node in self.nodes:
-            if wanted & set(node.partitions):
+            if partitions & set(node.partitions):
                 alike.setdefault(NodeType((node,)).shape, []).append(node)
         return [NodeType(tuple(nodes)) for nodes in alike.values()]
 
@@ -109,7 +109,7 @@ class Live(NamedTuple):
         limits = [(limit_of(row.get("MaxTime")), PARTITION)]
         if row.get("QoS", "N/A") not in ("N/A", "(null)"):
             limits.append((self.cluster.qos_limits.get(row["QoS"]), f"sacctmgr show qos {row['QoS']}"))
-        known = [(wall, why) for wall, why in limits if wall]
+        known = [(wall, command) for wall, command in limits if wall]
         return min(known) if known else (None, "")
 
 
@@ -131,7 +131,7 @@ def look(only: Collection[str], environment: Mapping[str, str], cluster: Cluster
         raise UserError(
             f"Slurm knows no partition {unknown[0]}", where="--partition", todo=f"use one of: {', '.join(rows)}"
         )
-    left_out = {name: why for name, row in rows.items() if (why := _left_out(name, row, only))}
+    left_out = {name: reason for name, row in rows.items() if (reason := _left_out(name, row, only))}
     described = {name: row for name, row in rows.items() if name not in left_out}
     today = datetime.date.today().isoformat()
     return Live(today, config, described, left_out, tuple(nodes), cluster, _login(environment))
@@ -167,8 +167,8 @@ def _login(environment: Mapping[str, str]) -> Login:
 
 def _interfaces(text: str) -> tuple[str, ...]:
     """Return `name address/bits` of each interface but the loopback, from the output of ip."""
-    found = re.findall(r"^\d+:\s+(\S+)\s+inet (\S+)", text, re.MULTILINE)
-    return tuple(f"{name} {address}" for name, address in found if name != "lo")
+    interfaces = re.findall(r"^\d+:\s+(\S+)\s+inet (\S+)", text, re.MULTILINE)
+    return tuple(f"{name} {address}" for name, address in interfaces if name != "lo")
 
 
 def _modules(text: str) -> tuple[str, ...]:

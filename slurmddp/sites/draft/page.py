@@ -38,8 +38,8 @@ class Page:
         *above, name = path
         self._enter(tuple(above))
         origin = f"{source}, {self._date}" if source else ""
-        told = one_line("; ".join(filter(None, (origin, note))))
-        self._lines.append(f"{'  ' * len(above)}{_scalar(name)}: {_written(value)}{f' # {told}' if told else ''}")
+        comment = one_line("; ".join(filter(None, (origin, note))))
+        self._lines.append(f"{'  ' * len(above)}{_scalar(name)}: {_written(value)}{f' # {comment}' if comment else ''}")
         self._values += 1
         if source:
             section = ".".join(path[:2] if path[0] == "job" else path[:1])

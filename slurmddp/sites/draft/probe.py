@@ -105,8 +105,8 @@ class _Job:
         if view is None or view.state.over:
             self._over_since = self._over_since or time.monotonic()
             if time.monotonic() - self._over_since > LATE:
-                what = f"job {self._number} is {state}, and its output in {self.log.parent} is not whole"
-                self.why = f"{what}: is your home folder on the nodes?"
+                problem = f"job {self._number} is {state}, and its output in {self.log.parent} is not whole"
+                self.why = f"{problem}: is your home folder on the nodes?"
 
     def give_up(self, wait: float) -> None:
         """Say why it saw nothing: the time is over."""

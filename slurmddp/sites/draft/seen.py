@@ -52,11 +52,11 @@ class Seen(NamedTuple):
     def vendor(self) -> str | None:
         """Return nvidia, amd or none; None where what is there says neither."""
         devices = self.facts.get("device", ())
-        found = {"nvidia"} if self.gpus_nvidia or any(device.startswith("/dev/nvidia") for device in devices) else set()
-        found |= {"amd"} if self.facts.get("amd") or "/dev/kfd" in devices else set()
-        if len(found) == 1:
-            return found.pop()
-        return None if found or (self.kind.node.gpus and devices) else "none"
+        names = {"nvidia"} if self.gpus_nvidia or any(device.startswith("/dev/nvidia") for device in devices) else set()
+        names |= {"amd"} if self.facts.get("amd") or "/dev/kfd" in devices else set()
+        if len(names) == 1:
+            return names.pop()
+        return None if names or (self.kind.node.gpus and devices) else "none"
 
     @property
     def gpus_nvidia(self) -> list[tuple[str, str, str]]:
@@ -80,8 +80,8 @@ class Seen(NamedTuple):
     @property
     def driver(self) -> str | None:
         """Return NVIDIA's driver; None without one."""
-        found = {driver for _, _, driver in self.gpus_nvidia}
-        return found.pop() if len(found) == 1 else None
+        drivers = {driver for _, _, driver in self.gpus_nvidia}
+        return drivers.pop() if len(drivers) == 1 else None
 
     @property
     def ports(self) -> list[Port]:
@@ -104,9 +104,9 @@ class Seen(NamedTuple):
         """Return address/bits of each interface that may lead to other nodes."""
         states = dict(line.split("|", 1) for line in self.facts.get("interface", ()) if "|" in line)
         lines = "\n".join(self.facts.get("address", ()))
-        found = re.findall(r"^\d+:\s+(\S+)\s+inet (\S+)", lines, re.MULTILINE)
+        pairs = re.findall(r"^\d+:\s+(\S+)\s+inet (\S+)", lines, re.MULTILINE)
         return {
-            name: address for name, address in found if not _VIRTUAL.match(name) and states.get(name, "up") != "down"
+            name: address for name, address in pairs if not _VIRTUAL.match(name) and states.get(name, "up") != "down"
         }
 
     @property

@@ -86,5 +86,5 @@ def _check(text: str, name: str, environment: Mapping[str, str]) -> None:
     with tempfile.TemporaryDirectory(prefix="slurmddp-") as folder:
         path = Path(folder, f"{name}.yaml")
         path.write_text(text, encoding="utf-8")
-        if found := problems(Catalogue(environment), str(path)):
-            raise ExternalError("Slurm's answers make no valid profile; please report this:\n" + "\n".join(found))
+        if errors := problems(Catalogue(environment), str(path)):
+            raise ExternalError("Slurm's answers make no valid profile; please report this:\n" + "\n".join(errors))
