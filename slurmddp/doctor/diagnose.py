@@ -162,10 +162,10 @@ class Examination:
             self.incomplete = True
             self.notes.append(f"{name}: too many different lines; not all were examined")
 
-    def _not_examined(self, what: str) -> None:
+    def _not_examined(self, subject: str) -> None:
         self.incomplete = True
         self.notes.append(
-            f"{what}: doctor searches for {self.budget.seconds:g} s at most -> give it the part that matters"
+            f"{subject}: doctor searches for {self.budget.seconds:g} s at most -> give it the part that matters"
         )
 
     def dump(self, path: Path, handle: BinaryIO) -> None:
@@ -210,12 +210,12 @@ class Examination:
                 cause = catalogue().by_id["rank-mismatch"]
             host, rank, task = line.host, line.rank, None
             if cause.id == "node-failure":
-                told = _FAILED_NODE.search(line.text)
+                match = _FAILED_NODE.search(line.text)
                 written_by = None if name in self._outcomes else host  # whose log it is did not fail
-                host = next(filter(None, told.groups())) if told else written_by
-            elif told := _ON_NODE.search(line.text):
-                host = told[1] or told[2] or told[4] or host
-                task = int(told[3]) if told[3] and rank is None else None
+                host = next(filter(None, match.groups())) if match else written_by
+            elif match := _ON_NODE.search(line.text):
+                host = match[1] or match[2] or match[4] or host
+                task = int(match[3]) if match[3] and rank is None else None
             sure = _weaker(sure, cause, line.text)
             place = len(self.hits)
             self._keep(Hit(cause, sure, name, number, line.text.strip(), rank, host, line.clock, place, ended, task))
@@ -390,8 +390,8 @@ class Examination:
         """Return what the collectives of the ranks say; empty if they do not differ."""
         if calls := self.structure.different_calls():
             return f"the ranks made different calls at the same point: {calls}"
-        ranks, why = self.structure.culprit()
-        return f"the others waited for rank {listed([*map(str, ranks)], 8)}: {why}" if ranks else ""
+        ranks, reason = self.structure.culprit()
+        return f"the others waited for rank {listed([*map(str, ranks)], 8)}: {reason}" if ranks else ""
 
 
 def _evidence(cause: Cause, hints: Iterable[Hit]) -> int:
@@ -434,10 +434,10 @@ def _grouped(hits: Iterable[Hit]) -> dict[str, Seen]:
         groups.setdefault(hit.cause.id, []).append(hit)
     return {
         name: Seen(
-            found[0],
-            len(found),
-            tuple(sorted({hit.rank for hit in found if hit.rank is not None})),
-            tuple(dict.fromkeys(hit.host for hit in found if hit.host)),
+            same_cause[0],
+            len(same_cause),
+            tuple(sorted({hit.rank for hit in same_cause if hit.rank is not None})),
+            tuple(dict.fromkeys(hit.host for hit in same_cause if hit.host)),
         )
-        for name, found in groups.items()
+        for name, same_cause in groups.items()
     }

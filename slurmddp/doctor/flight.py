@@ -54,7 +54,7 @@ def _waiting(rank: int, dump: Any) -> list[Waiting]:
             raise ValueError("an entry is not a dictionary")
         if not entry.get("is_p2p"):
             groups.setdefault(_group(entry.get("process_group", "")), []).append(entry)
-    return [Waiting(rank, group, *_progress(found)) for group, found in groups.items()]
+    return [Waiting(rank, group, *_progress(of_group)) for group, of_group in groups.items()]
 
 
 def _group(value: Any) -> str:
@@ -66,13 +66,13 @@ def _group(value: Any) -> str:
     return str(cut) if parts is value else cut[0]
 
 
-def _progress(found: list[dict[str, Any]]) -> tuple[int, tuple[int, str] | None]:
-    numbers = [number for entry in found if isinstance(number := entry.get("collective_seq_id"), int)]
-    if len(numbers) < len(found):
+def _progress(entries: list[dict[str, Any]]) -> tuple[int, tuple[int, str] | None]:
+    numbers = [number for entry in entries if isinstance(number := entry.get("collective_seq_id"), int)]
+    if len(numbers) < len(entries):
         raise ValueError("an entry has no collective_seq_id")
     open_ones = [
         (number, str(entry.get("profiling_name", ""))[:_NAME].rpartition(":")[2])
-        for number, entry in zip(numbers, found, strict=True)
+        for number, entry in zip(numbers, entries, strict=True)
         if entry.get("state") != "completed" and not entry.get("retired")
         if isinstance(entry.get("profiling_name", ""), str)
     ]

@@ -50,17 +50,17 @@ def parse_line(raw: bytes) -> Line:
     host: str | None = None
     whole = text
     for _ in range(4):
-        found = _LABEL.match(text)
-        if not found:
+        label = _LABEL.match(text)
+        if not label:
             break
-        text = text[found.end() :]
-        number = found["rank"] or found["mpi"] or found["label"] or (found["task"] if rank is None else None)
-        rank = int(number) if number and not found[0].startswith("[default") else rank
-        host = found["host"] or host
+        text = text[label.end() :]
+        number = label["rank"] or label["mpi"] or label["label"] or (label["task"] if rank is None else None)
+        rank = int(number) if number and not label[0].startswith("[default") else rank
+        host = label["host"] or host
     if nccl := _NCCL.match(text):
         host = nccl["host"]
-    if rank is None and (told := _RANK.search(text)):
-        rank = int(told[1])
+    if rank is None and (match := _RANK.search(text)):
+        rank = int(match[1])
     return Line(text, rank, host, _clock(whole))
 
 
@@ -71,8 +71,8 @@ def unframed(text: str) -> str:
 
 
 def _clock(text: str) -> Clock | None:
-    found = _GLOG.search(text) or _ISO.search(text)
-    if not found:
+    match = _GLOG.search(text) or _ISO.search(text)
+    if not match:
         return None
-    month, day, hour, minute, second = found.groups()
+    month, day, hour, minute, second = match.groups()
     return int(month), int(day), int(hour), int(minute), float(second.replace(",", "."))

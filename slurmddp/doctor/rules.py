@@ -39,10 +39,10 @@ class Pattern:
         """Return whether the line has all parts, in this order."""
         at = 0
         for part in self.parts:
-            found = part.search(line, at)
-            if found is None:
+            match = part.search(line, at)
+            if match is None:
                 return False
-            at = found.end()
+            at = match.end()
         return True
 
 
@@ -68,13 +68,13 @@ class Catalogue:
         self.causes = tuple(causes)
         self.by_id = {cause.id: cause for cause in causes}
         self._places = {name: place for place, name in enumerate(self.by_id)}
-        found: dict[str, list[tuple[Cause, Pattern]]] = {}
+        by_literal: dict[str, list[tuple[Cause, Pattern]]] = {}
         for cause in causes:
             for pattern in cause.patterns:
-                found.setdefault(pattern.literal, []).append((cause, pattern))
+                by_literal.setdefault(pattern.literal, []).append((cause, pattern))
         self._by_gram: dict[str, list[tuple[str, list[tuple[Cause, Pattern]]]]] = {}
-        common = Counter(gram for literal in found for gram in _grams(literal))
-        for literal, entries in found.items():
+        common = Counter(gram for literal in by_literal for gram in _grams(literal))
+        for literal, entries in by_literal.items():
             rarest = min(_grams(literal), key=lambda gram: (common[gram], gram))
             self._by_gram.setdefault(rarest, []).append((literal, entries))
 
@@ -109,8 +109,8 @@ def catalogue() -> Catalogue:
 
 def known_cause(text: str) -> Cause | None:
     """Return the cause that one line suggests; None, if it only says that something failed."""
-    found = [cause for cause, sure in catalogue().matches(text) if sure in ("certain", "likely")]
-    return min((cause for cause in found if cause.order < SYMPTOMS), key=lambda cause: cause.order, default=None)
+    causes = [cause for cause, sure in catalogue().matches(text) if sure in ("certain", "likely")]
+    return min((cause for cause in causes if cause.order < SYMPTOMS), key=lambda cause: cause.order, default=None)
 
 
 def parse(text: str) -> list[Cause]:

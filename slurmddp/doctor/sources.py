@@ -208,11 +208,11 @@ def _preflight(found: Examination, folder: RunFolder, attempt: int) -> None:
     for path in sorted((folder.attempt_logs(attempt) / "preflight").glob("*.failed")):
         try:
             with open_plain(path, folder.path) as handle:
-                said = refusal.read(handle.read(_BYTES).decode("utf-8", errors="replace")).text
+                text = refusal.read(handle.read(_BYTES).decode("utf-8", errors="replace")).text
         except OSError:
             continue
-        if said:
-            found.fact(str(path), 2, f"preflight: {said}", node=path.stem)
+        if text:
+            found.fact(str(path), 2, f"preflight: {text}", node=path.stem)
 
 
 def _events(found: Examination, folder: RunFolder, attempt: int | None) -> None:

@@ -59,12 +59,12 @@ class Structure:
         self.torchrun = self.torchrun or "torch.distributed.elastic" in text or _AGENT in text
         if "SeqNum=" in text or "last enqueued" in text:
             self._watchdog(text)
-        if told := _MONITORED.search(text):
-            self.missing, self.missed = _ranks(told[1]), "they did not reach the barrier"
-        if told := _NOT_JOINED.search(text):
-            self.missing, self.missed = _ranks(told[1]), f"did not join collective #{told[2]}"
-        if told := _WORLD.search(text):
-            self.world = max(self.world or 0, int(told[1]))
+        if match := _MONITORED.search(text):
+            self.missing, self.missed = _ranks(match[1]), "they did not reach the barrier"
+        if match := _NOT_JOINED.search(text):
+            self.missing, self.missed = _ranks(match[1]), f"did not join collective #{match[2]}"
+        if match := _WORLD.search(text):
+            self.world = max(self.world or 0, int(match[1]))
 
     def dumped(self, dumps: Iterable[Waiting]) -> str | None:
         """Take the dumps of all ranks; return the process group in which ranks wait. Dumps count more than logs."""
@@ -85,16 +85,16 @@ class Structure:
             self._group = self._group or group[1]
             if group[1] != self._group:
                 return
-        if told := _WATCHDOG.search(text):
-            self.collective.setdefault(int(told[1]), (int(told[2]), told[3]))
-        if told := _ENQUEUED.search(text):
-            self.enqueued.setdefault(int(told[1]), (int(told[2]), int(told[3])))
+        if match := _WATCHDOG.search(text):
+            self.collective.setdefault(int(match[1]), (int(match[2]), match[3]))
+        if match := _ENQUEUED.search(text):
+            self.enqueued.setdefault(int(match[1]), (int(match[2]), int(match[3])))
 
     def _field(self, text: str) -> None:
-        found = _FIELD.match(text)
-        if not found:
+        match = _FIELD.match(text)
+        if not match:
             return
-        key, value = found.groups()
+        key, value = match.groups()
         if key == "rank" and self.root_rank is None and value.isdecimal():
             self.root_rank = int(value)
         elif key == "host" and self.root_host is None:

@@ -123,8 +123,8 @@ class Tracebacks:
             return None
         return self._finished(Traceback(self.path, number, rank, host), text.strip(), exception)
 
-    def _finished(self, found: Traceback, text: str, exception: re.Match[str]) -> Traceback | None:
-        found.exception, found.name = text, exception["name"].rpartition(".")[2]
+    def _finished(self, traceback: Traceback, text: str, exception: re.Match[str]) -> Traceback | None:
+        traceback.exception, traceback.name = text, exception["name"].rpartition(".")[2]
         if _CAUGHT.match(exception["rest"]):
             return None  # the same exception follows, with the traceback of the worker
-        return found
+        return traceback
