@@ -44,10 +44,10 @@ class JobId:
     @classmethod
     def parse(cls, text: str) -> JobId:
         """Read `123`, `123;cluster` or `local-PID-STARTTIME`. Raises UserError for anything else."""
-        found = _JOB_ID.fullmatch(text.strip())
-        if not found:
+        match = _JOB_ID.fullmatch(text.strip())
+        if not match:
             raise UserError(f"{text!r} is not a job id", todo="job ids look like 123, 123;cluster or local-123-456")
-        return cls(found["id"], found["cluster"])
+        return cls(match["id"], match["cluster"])
 
 
 @dataclass(frozen=True)

@@ -88,8 +88,8 @@ class Slurm:
         """
         answer = ask(("squeue", "--me", "--noheader", "--states=all", "--format=%i %o"))
         _require_success("squeue", answer)
-        found = re.findall(rf"^([0-9]+) .*/{re.escape(run_id)}/job\.sh(?: |$)", answer.out, re.MULTILINE)
-        return JobId(max(found, key=int)) if found else None
+        ids = re.findall(rf"^([0-9]+) .*/{re.escape(run_id)}/job\.sh(?: |$)", answer.out, re.MULTILINE)
+        return JobId(max(ids, key=int)) if ids else None
 
     def job(self, job_id: JobId) -> JobView | None:
         """Return what Slurm says of the job now, or None if Slurm has forgotten it.
@@ -117,9 +117,9 @@ class Slurm:
         clusters: dict[str | None, list[JobId]] = {}
         for job_id in dict.fromkeys(job_ids):
             clusters.setdefault(job_id.cluster, []).append(job_id)
-        for wanted in clusters.values():
-            for first in range(0, len(wanted), _BATCH):
-                part = wanted[first : first + _BATCH]
+        for ids in clusters.values():
+            for first in range(0, len(ids), _BATCH):
+                part = ids[first : first + _BATCH]
                 views.update(self._squeue(part))
                 if rest := [job_id for job_id in part if job_id not in views]:
                     views.update(self._sacct(rest))

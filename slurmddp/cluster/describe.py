@@ -48,14 +48,14 @@ def settings(text: str) -> dict[str, str]:
 def records(text: str, first: str) -> list[dict[str, str]]:
     """Return the records of `scontrol --oneliner show ...` whose first field is `first`. Of values with blanks, the
     first word."""
-    found = []
+    rows = []
     for line in text.splitlines():
         if line.startswith(f"{first}="):
             row: dict[str, str] = {}
             for name, value in re.findall(r"(?<!\S)(\w+)=(\S+)", _FREE_TEXT.split(line)[0]):
                 row.setdefault(name, value)
-            found.append(row)
-    return found
+            rows.append(row)
+    return rows
 
 
 def nodes(text: str) -> list[Node]:
@@ -86,12 +86,12 @@ def _states(text: str) -> frozenset[str]:
 
 def gpus_of(gres: str) -> dict[str, int]:
     """Return how many GPUs of each type are in a Gres text such as `gpu:a100:4(S:0-1)`; "": Slurm has no type."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for item in _plain_gres(gres).split(","):
         name, *kind, count = [*item.split(":"), "1"] if item.count(":") == 0 else item.split(":")
         if name == "gpu" and count.isdigit():
-            found["".join(kind)] = found.get("".join(kind), 0) + int(count)
-    return found
+            counts["".join(kind)] = counts.get("".join(kind), 0) + int(count)
+    return counts
 
 
 def _plain_gres(gres: str) -> str:

@@ -23,13 +23,13 @@ def seconds_of(text: str) -> int | None:
     text = text.strip()
     if text.upper() in _UNLIMITED:
         return None
-    found = _FORM.fullmatch(text)
-    if not found:
+    match = _FORM.fullmatch(text)
+    if not match:
         raise ValueError(
             f"{text!r} is not a Slurm time: minutes, minutes:seconds, hours:minutes:seconds, days-hours, "
             "days-hours:minutes, days-hours:minutes:seconds or UNLIMITED"
         )
-    part = {name: int(value) if value else 0 for name, value in found.groupdict().items()}
+    part = {name: int(value) if value else 0 for name, value in match.groupdict().items()}
     hours = part["days"] * 24 + part["day_hours"] + part["hours"]
     minutes = part["day_minutes"] + part["hour_minutes"] + part["minutes"]
     return hours * 3600 + minutes * 60 + part["day_seconds"] + part["hour_seconds"] + part["minute_seconds"]

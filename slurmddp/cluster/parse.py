@@ -55,8 +55,8 @@ def submitted(output: str) -> JobId:
     lines = [line.strip() for line in output.splitlines()]
     for match in (_PARSABLE.fullmatch, _CLASSIC.search):
         for line in reversed(lines):
-            if found := match(line):
-                return JobId(found[1], found[2])
+            if id_match := match(line):
+                return JobId(id_match[1], id_match[2])
     shown = output.strip() or "(nothing)"
     raise ExternalError(
         "sbatch succeeded, but printed no job id. Its output:\n"
@@ -131,7 +131,7 @@ def sacct_jobs(output: str) -> dict[str, JobView]:
         field = dict(zip(_SACCT_FIELDS, line.split("|", len(_SACCT_FIELDS) - 1), strict=False))
         if len(field) == len(_SACCT_FIELDS) and field["JobID"].isdecimal():
             records.setdefault(field["JobID"], []).append((_known(field["Submit"]) or "", index, field))
-    newest = {job: max(found)[2] for job, found in records.items()}
+    newest = {job: max(starts)[2] for job, starts in records.items()}
     return {job: _view("sacct", field["State"], field, len(records[job]) - 1) for job, field in newest.items()}
 
 
