@@ -20,12 +20,12 @@ def last_alerts(alerts: AlertsPlan, payloads: Mapping[str, str], run_id: str, fo
 
     payloads: by the target's name.
     """
-    found = {}
+    configs = {}
     cause = f"job.sh could not start the supervisor on its node: see {folder}/logs/job.log"
     alert = Alert("failed", "failed", cause, "not restarted automatically", run=run_id, folder=folder)
     for target in alerts.targets:
         composed = compose(target.name, payloads[target.name], alert._replace(time=NOW))  # type: ignore[arg-type]
         if composed is not None and composed.leave != "login":
             proto = ("proto", "=http,https" if target.insecure else "=https")
-            found[target.name] = post.config(proto, *post.request(composed.message, composed.proxy)).decode()
-    return found
+            configs[target.name] = post.config(proto, *post.request(composed.message, composed.proxy)).decode()
+    return configs

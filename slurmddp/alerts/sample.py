@@ -77,18 +77,18 @@ def _send(folder: RunFolder, kind: str, environment: MutableMapping[str, str]) -
     return {outcome.target: outcome.sent for outcome in Sender(settings, says=lambda text: None).send(alert, _BUDGET)}
 
 
-def _rows(alerts: AlertsPlan, kind: str, found: dict[str, Sent]) -> Iterator[Sample]:
+def _rows(alerts: AlertsPlan, kind: str, outcomes: dict[str, Sent]) -> Iterator[Sample]:
     for target in alerts.targets:
         if kind not in target.on:
             yield Sample(kind, target.name, None, "skipped (not in `on`)")
             continue
-        sent = found.get(target.name, Sent(WAITS, why="no answer in time"))
+        sent = outcomes.get(target.name, Sent(WAITS, why="no answer in time"))
         if not sent.tries:
             yield Sample(kind, target.name, False, f"not sent: {sent.why}")
             continue
         arrived = sent.outcome == ARRIVED
-        said = f"status {sent.status}" if sent.status != "000" else "no answer"
+        status = f"status {sent.status}" if sent.status != "000" else "no answer"
         reason = f" ({sent.error})" if sent.error and not arrived else ""
         tries = f", {sent.tries} tries" if sent.tries > 1 else ""
-        text = f"{'arrived' if arrived else 'FAILED '}  {said}{reason}, {sent.seconds:g} s{tries}"
+        text = f"{'arrived' if arrived else 'FAILED '}  {status}{reason}, {sent.seconds:g} s{tries}"
         yield Sample(kind, target.name, arrived, text)

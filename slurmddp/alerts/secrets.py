@@ -52,7 +52,7 @@ def take(
 
     project: a folder that is copied into the run folder; no file with an address may lie in it. Raises UserError.
     """
-    found: dict[str, str] = {}
+    addresses: dict[str, str] = {}
     for target in targets:
         if target.url_env:
             text, where = environment.get(target.url_env, ""), f"${target.url_env}"
@@ -62,11 +62,11 @@ def take(
         else:
             path = Path(target.url_file) if target.url_file else default_file(target, environment)
             text, where = _read(path, target, project), str(path)
-        found[target.name] = _checked(text, target, where)
+        addresses[target.name] = _checked(text, target, where)
     for target in targets:
         if target.url_env:
             environment.pop(target.url_env, None)
-    return found
+    return addresses
 
 
 def take_variables(names: Sequence[str], environment: MutableMapping[str, str]) -> dict[str, str]:
@@ -192,8 +192,8 @@ def _read(path: Path, target: AlertTarget, project: str | None) -> str:
             )
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
-        what = f"the file with the address of alert target {target.name} does not exist"
-        raise UserError(what, where=str(path), todo=todo) from None
+        message = f"the file with the address of alert target {target.name} does not exist"
+        raise UserError(message, where=str(path), todo=todo) from None
     except OSError as error:
         raise UserError(f"cannot be read: {error.strerror}", where=str(path), todo=todo) from None
     except UnicodeDecodeError:
@@ -205,8 +205,8 @@ def _checked(text: str, target: AlertTarget, where: str) -> str:
     """The address, if it is one that a message may go to. Raises UserError that does not show it."""
     text = text.strip()
     if not is_address(text):
-        what = f"the address of alert target {target.name} is not of the form https://HOST/PATH"
-        raise UserError(what, where=where, todo=f"copy it again: one line, plain characters, at most {LONGEST}")
+        message = f"the address of alert target {target.name} is not of the form https://HOST/PATH"
+        raise UserError(message, where=where, todo=f"copy it again: one line, plain characters, at most {LONGEST}")
     if not may_be_sent_to(text, insecure=target.insecure):
         raise UserError(
             f"the address of alert target {target.name} is http://, so others on the network could read the messages",

@@ -38,8 +38,8 @@ class _HeldDisk(Disk):
 
     def folders(self, path: Path) -> list[tuple[float, str]]:
         with self._held.inside(path, listed=True) as folder:
-            found = [(os.stat(name, dir_fd=folder, follow_symlinks=False), name) for name in os.listdir(folder)]
-        return [(facts.st_mtime, name) for facts, name in found if stat.S_ISDIR(facts.st_mode)]
+            entries = [(os.stat(name, dir_fd=folder, follow_symlinks=False), name) for name in os.listdir(folder)]
+        return [(facts.st_mtime, name) for facts, name in entries if stat.S_ISDIR(facts.st_mode)]
 
     def read(self, path: Path, limit: int) -> bytes:
         return self._held.read(path, limit)
@@ -75,23 +75,23 @@ def deliver_all(folders: Iterable[RunFolder], *, seconds: float = 2.0) -> Delive
     Only the run's owner sends. Never raises: what does not go out now waits for the next time.
     """
     end = time.monotonic() + seconds
-    sent, left, why = 0, 0, ""
+    sent, left, reason = 0, 0, ""
     for folder in folders:
         for box, run in _boxes(folder):
             try:
                 done = box.deliver(lambda message, left: _post(folder.id, message, left), end - time.monotonic())  # noqa: B023
                 waiting = box.count()
-                for message, found in done:
-                    if found.outcome == post.ARRIVED and run is not None:
+                for message, result in done:
+                    if result.outcome == post.ARRIVED and run is not None:
                         run.record(Alert(message.kind, message.target, delivered=True, spooled=False))
             except (OSError, ValueError) as error:
-                why = str(error)
+                reason = str(error)
                 continue
-            failed = [f"{message.target}: {found.why}" for message, found in done if found.outcome != post.ARRIVED]
-            refused = sum(found.outcome == post.REFUSED for _, found in done)
+            failed = [f"{message.target}: {result.why}" for message, result in done if result.outcome != post.ARRIVED]
+            refused = sum(result.outcome == post.REFUSED for _, result in done)
             sent, left = sent + len(done) - len(failed), left + waiting + refused
-            why = failed[-1] if failed else why
-    return Delivered(sent, left, why)
+            reason = failed[-1] if failed else reason
+    return Delivered(sent, left, reason)
 
 
 def _boxes(folder: RunFolder) -> Iterator[tuple[Box, OwnRun | None]]:
