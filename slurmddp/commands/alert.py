@@ -47,7 +47,7 @@ def watch(
     if not once:
         which = ", ".join(folder.id for folder in named) or "all known runs"
         opt.say(f"checking {which} every {every} s; Ctrl-C stops")
-    told = ""
+    last_reason = ""
     while True:
         entries = [] if named else known_runs(os.environ)
         done = deliver_all(named or [entry.folder for entry in entries], seconds=60)
@@ -55,11 +55,11 @@ def watch(
             typer.echo(opt.json_text({"sent": done.sent, "left": done.left, "why": done.why or None}))
         elif done.sent:
             typer.echo(f"alerts sent: {done.sent}")
-        if done.left and done.why != told:
+        if done.left and done.why != last_reason:
             opt.say(
                 f"alerts not sent yet: {done.left} ({done.why})" if done.why else f"alerts not sent yet: {done.left}"
             )
-        told = done.why
+        last_reason = done.why
         if once and not (done.sent or done.left):
             opt.say("no alerts to send")
         if once:

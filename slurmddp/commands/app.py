@@ -50,9 +50,9 @@ def _run_on_login_node() -> None:
         return
     from slurmddp.commands import remote
 
-    asked = remote.asked(words, environment)
-    if asked is not None:
-        sys.exit(remote.run(asked, environment))
+    request = remote.asked(words, environment)
+    if request is not None:
+        sys.exit(remote.run(request, environment))
 
 
 def _say_error(text: str) -> None:

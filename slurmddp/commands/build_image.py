@@ -51,9 +51,9 @@ class OnNode:
 
     def preview(self, report: Callable[[str], None]) -> str:
         """Return the definition, then the script that sbatch would get. Raises UserError."""
-        asked = ask(self.site, self.environment)
+        request = ask(self.site, self.environment)
         result = preview(self.request, report)
-        script = self._script(asked, result.target)
+        script = self._script(request, result.target)
         log = _log_path(result.target, "NNNNNNNN")
         report(f"would run: {shlex.join(Slurm().command((), _SCRIPT, (str(log),), log=str(log)))}")
         return f"{result.definition}\n# --- {_SCRIPT}: what sbatch gets\n{script}"
@@ -65,7 +65,7 @@ class OnNode:
         `report` as it grows. Raises UserError, ExternalError, and Stopped (ctrl-C, SIGTERM, SIGHUP): the job is
         cancelled then.
         """
-        asked = ask(self.site, self.environment)
+        request = ask(self.site, self.environment)
         if shutil.which("sbatch") is None:
             todo = f"use a login node of the cluster (some need `module load slurm`), or {HERE}"
             raise UserError("sbatch is not on this machine", where="--on-node", todo=todo)
@@ -80,7 +80,7 @@ class OnNode:
         target = decision.target
         if (builder := holder(target)) is not None:
             raise UserError(f"{target} is already being built by {builder.who}", todo=builder.todo)
-        self._run(target, self._script(asked, target), report)
+        self._run(target, self._script(request, target), report)
         return target, False
 
     def _run(self, target: Path, script: str, report: Callable[[str], None]) -> None:
@@ -108,7 +108,7 @@ class OnNode:
         if failure is not None:
             raise failure
 
-    def _script(self, asked: Asked, target: Path) -> str:
+    def _script(self, request: Asked, target: Path) -> str:
         name = re.sub(r"[^A-Za-z0-9._+-]", "-", self.request.image.name)[:80]
         switches = {"--force": self.request.force, "--allow-files": self.allow_files}
         words = [
@@ -117,12 +117,12 @@ class OnNode:
             *_options(self.given),
             *(name for name, given in switches.items() if given),
         ]
-        if asked.site is not None:  # a node's own name would not tell
-            words.append(f"--site={asked.site}")
+        if request.site is not None:  # a node's own name would not tell
+            words.append(f"--site={request.site}")
         return render(
             "sbatch/build.sh.j2",
-            options=(f"--job-name=build-{name}", *asked.options),
-            setup=asked.setup,
+            options=(f"--job-name=build-{name}", *request.options),
+            setup=request.setup,
             cwd=str(self.request.cwd),
             python=sys.executable,
             words=words,
@@ -233,15 +233,15 @@ def build_image(
     """Build an image with Apptainer or Singularity. Skip the build if no input has changed."""
     cwd = Path.cwd()
     if job is not None:
-        said = image_of_job(job)
-        recipe, base, pip = recipe or said.recipe, base or said.base, [*said.pip, *(pip or [])]
-        target, site = target or said.target, site or said.site
+        of_job = image_of_job(job)
+        recipe, base, pip = recipe or of_job.recipe, base or of_job.base, [*of_job.pip, *(pip or [])]
+        target, site = target or of_job.target, site or of_job.site
     options = {"base": base, "apt": apt, "pip": pip, "requirements": requirements}
-    wanted = wanted_image(
+    spec = wanted_image(
         recipe, dockerfile, build_arg or [], stage, options, cwd, os.environ,
         context=context, secrets=secret or [], allow_files=allow_files,
     )  # fmt: skip
-    request = Request(wanted, target, cwd, force, update, commit_of)
+    request = Request(spec, target, cwd, force, update, commit_of)
     if on_node:
         given = {
             "recipe": recipe, "dockerfile": dockerfile, "context": context, "build-arg": build_arg, "secret": secret,

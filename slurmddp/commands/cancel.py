@@ -38,7 +38,7 @@ def cancel(
     if as_json:
         jobs = [{"job_id": str(job_id), "action": action} for job_id, action in done.jobs]
         next_ = [] if older else next_commands(folder.id, look(folder).state.state)
-        told = {"run_id": folder.id, "jobs": jobs, "text": done.text, "end": end, "next": next_}
-        typer.echo(opt.json_text(told))
+        fields = {"run_id": folder.id, "jobs": jobs, "text": done.text, "end": end, "next": next_}
+        typer.echo(opt.json_text(fields))
     elif end is not None:
         typer.echo(end)

@@ -116,10 +116,10 @@ class _Commands(UserDict[str, Any]):
     """The commands of a group by name, each made when somebody asks for it."""
 
     def __getitem__(self, name: str) -> Any:
-        found = self.data[name]
-        if isinstance(found, _Outline | _Unread):
-            found = self.data[name] = found.command()
-        return found
+        command = self.data[name]
+        if isinstance(command, _Outline | _Unread):
+            command = self.data[name] = command.command()
+        return command
 
 
 class Group(TyperGroup):
@@ -183,8 +183,8 @@ class App(typer.Typer):
 
     def add(self, function: Callable[..., Any], name: str | None = None, example: str = "") -> None:
         """Make a command of a function. example: a command line to show at the end."""
-        own = name or function.__name__.replace("_", "-")
-        self._outlines[own] = _Outline(function, own, f"Example: {example}" if example else None)
+        command_name = name or function.__name__.replace("_", "-")
+        self._outlines[command_name] = _Outline(function, command_name, f"Example: {example}" if example else None)
 
     def list(self, listed: Listed) -> None:
         """Make a command of a module, which is imported when somebody asks for the command."""

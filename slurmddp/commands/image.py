@@ -51,7 +51,7 @@ def table(images: Sequence[Shelved]) -> str:
 
 def details(image: Shelved, driver: str | None, gpu: str | None) -> str:
     """Return what is known about one image and, with a driver, whether it runs there."""
-    lock, said = image.lock, image.lock.get("registry") or {}
+    lock, reported = image.lock, image.lock.get("registry") or {}
     states = {
         "whole": "matches its lock file",
         "changed": "CHANGED since the lock file was written, or copied without its modification time (use cp -p "
@@ -66,10 +66,10 @@ def details(image: Shelved, driver: str | None, gpu: str | None) -> str:
         ("sha256", lock.get("sha256")),
         ("recipe", lock.get("recipe")),
         ("base", lock.get("base")),
-        ("digest", said.get("digest")),
-        ("torch", lock.get("torch") or said.get("torch")),
-        ("CUDA", image.cuda.cuda and f"{image.cuda.cuda}{'' if said.get('cuda') else _BY_TABLE}"),
-        ("NCCL", said.get("nccl")),
+        ("digest", reported.get("digest")),
+        ("torch", lock.get("torch") or reported.get("torch")),
+        ("CUDA", image.cuda.cuda and f"{image.cuda.cuda}{'' if reported.get('cuda') else _BY_TABLE}"),
+        ("NCCL", reported.get("nccl")),
         ("driver", image.cuda.driver and f"{image.cuda.driver} (released with its CUDA)"),
         ("built", lock.get("created") and f"{lock['created']} on {lock.get('host')}"),
         ("by", builder and f"{builder.get('name')} {builder.get('version')}, {lock.get('mode')}"),
@@ -82,11 +82,11 @@ def details(image: Shelved, driver: str | None, gpu: str | None) -> str:
     return "\n".join(lines)
 
 
-def _packages(found: object) -> str | None:
-    if not isinstance(found, list):
+def _packages(packages: object) -> str | None:
+    if not isinstance(packages, list):
         return None
-    more = f", and {len(found) - _PACKAGES} more (--json shows all)" if len(found) > _PACKAGES else ""
-    return ", ".join(map(str, found[:_PACKAGES])) + more
+    more = f", and {len(packages) - _PACKAGES} more (--json shows all)" if len(packages) > _PACKAGES else ""
+    return ", ".join(map(str, packages[:_PACKAGES])) + more
 
 
 def removal_text(found: Sequence[Removable], *, done: bool) -> str:
@@ -116,14 +116,14 @@ def inspect(
     as_json: opt.Json = False,
 ) -> None:
     """Show what an image was built from and what it contains, as recorded in its lock file."""
-    found = shelved(image)
-    typer.echo(opt.json_text(as_dict(found)) if as_json else details(found, driver, gpu))
+    shelved_image = shelved(image)
+    typer.echo(opt.json_text(as_dict(shelved_image)) if as_json else details(shelved_image, driver, gpu))
 
 
 def list_images(folder: Folder = Path("images"), as_json: opt.Json = False) -> None:
     """List the images in a folder, newest first, and check each against its lock file."""
-    found = on_shelf(folder)
-    typer.echo(opt.json_text([as_dict(image) for image in found]) if as_json else table(found))
+    images = on_shelf(folder)
+    typer.echo(opt.json_text([as_dict(image) for image in images]) if as_json else table(images))
 
 
 group = App(name="image", help=BY_NAME["image"].summary)

@@ -47,11 +47,11 @@ def training_scripts(folder: Path) -> list[str]:
     Without any that surely does, those that perhaps do.
     """
     until = time.monotonic() + _SECONDS
-    found: dict[Answer, list[str]] = {answer: [] for answer in Answer}
+    by_answer: dict[Answer, list[str]] = {answer: [] for answer in Answer}
     for path in _python_files(folder):
         if time.monotonic() < until:
-            found[is_training_program(str(folder / path), [str(folder)])].append(path)
-    scripts = found[Answer.YES] or found[Answer.UNKNOWN]
+            by_answer[is_training_program(str(folder / path), [str(folder)])].append(path)
+    scripts = by_answer[Answer.YES] or by_answer[Answer.UNKNOWN]
     return sorted(scripts, key=lambda path: ("train" not in Path(path).stem, path.count(os.sep), path))
 
 
@@ -65,14 +65,14 @@ def _python_files(folder: Path) -> Iterator[str]:
 
 def images(folder: Path) -> list[str]:
     """Return the SIF images in this folder and in images/, relative, the newest first."""
-    found: list[tuple[float, str]] = []
+    by_time: list[tuple[float, str]] = []
     for path in (*folder.glob("*.sif"), *folder.glob("images/*.sif")):
         try:
             if is_sif(path):
-                found.append((path.stat().st_mtime, str(path.relative_to(folder))))
+                by_time.append((path.stat().st_mtime, str(path.relative_to(folder))))
         except OSError:
             continue  # nobody can use it
-    return [name for _, name in sorted(found, reverse=True)]
+    return [name for _, name in sorted(by_time, reverse=True)]
 
 
 TASKS = ("lm", "images")
@@ -106,10 +106,10 @@ class Written(NamedTuple):
         return [*build, f"slurmddp check {file}", f"slurmddp submit {file}"]
 
     def as_dict(self) -> dict[str, Any]:
-        found = self.choices
-        software = {"image": found.image, "environment": found.environment and str(found.environment.folder)}
-        rest = {"nodes": found.nodes, "account": found.account, "notes": list(self.notes), "next": self.next}
-        return {"file": self.file, **self.made._asdict(), "script": found.script, **software, **rest}
+        choices = self.choices
+        software = {"image": choices.image, "environment": choices.environment and str(choices.environment.folder)}
+        rest = {"nodes": choices.nodes, "account": choices.account, "notes": list(self.notes), "next": self.next}
+        return {"file": self.file, **self.made._asdict(), "script": choices.script, **software, **rest}
 
 
 def write_job_file(
@@ -168,20 +168,20 @@ def _choose(
     """Find what the ranks run and what they run it in, and ask where there is a choice."""
     here = Path()
 
-    def one_of(question: str, found: list[str], kind: str) -> str | None:
-        if len(found) > 1 and ask:
-            return ask(question, found)
-        if len(found) > 1:
-            notes.append(f"other {kind}: {', '.join(found[1:6])}{', ...' * (len(found) > 6)}")
-        return found[0] if found else None
+    def one_of(question: str, options: list[str], kind: str) -> str | None:
+        if len(options) > 1 and ask:
+            return ask(question, options)
+        if len(options) > 1:
+            notes.append(f"other {kind}: {', '.join(options[1:6])}{', ...' * (len(options) > 6)}")
+        return options[0] if options else None
 
     if script is None and task is None:
         script = one_of("Which script trains?", training_scripts(here), "training scripts")
     container = layer.get("container") or {}
     listed = images(here) if runtime_named(container.get("runtime")).takes_sif else []
-    own = {f"{each.kind} {each.folder}": each for each in _environments(profile, here)}
-    software = one_of("What do the ranks run in?", [*listed, *own], "images and environments")
-    choices = Choices(script, software if software in listed else None, own.get(software or ""))
+    environments = {f"{each.kind} {each.folder}": each for each in _environments(profile, here)}
+    software = one_of("What do the ranks run in?", [*listed, *environments], "images and environments")
+    choices = Choices(script, software if software in listed else None, environments.get(software or ""))
     if ask is None or not profile.queues:
         return choices
     if "resources.account" in profile.required and not (layer.get("resources") or {}).get("account"):
@@ -202,9 +202,9 @@ def _are_nodes(text: str) -> bool:
 
 def _environments(profile: Site, folder: Path) -> list[Environment]:
     """Return the environments with torch: the active ones, then .venv and venv of this folder (uv makes the first)."""
-    own = os.path.realpath(sys.prefix) if not profile.queues else None  # it is taken anyway
+    interpreter = os.path.realpath(sys.prefix) if not profile.queues else None  # it is taken anyway
     here = environments_here([folder / ".venv", folder / "venv"], os.environ)
-    return [each for each in here if os.path.realpath(each.folder) != own]
+    return [each for each in here if os.path.realpath(each.folder) != interpreter]
 
 
 def _text(path: Path, site: str, profile: Site, layer: Mapping[str, Any], task: str | None, choices: Choices) -> str:
@@ -261,12 +261,12 @@ def init(
     asks = not yes and not as_json and sys.stdin.isatty() and sys.stderr.isatty()
     written = write_job_file(path, site, task, script, _ask if asks else None)
     typer.echo(opt.json_text(written.as_dict()) if as_json else path)
-    found = written.choices
+    choices = written.choices
     say_site(written.made, "init")
     for name, value in (
-        ("script", found.script),
-        ("image", found.image),
-        ("python", found.environment and f"{found.environment.folder} ({found.environment.source})"),
+        ("script", choices.script),
+        ("image", choices.image),
+        ("python", choices.environment and f"{choices.environment.folder} ({choices.environment.source})"),
     ):
         if value:
             opt.say(f"{name:<8}{value}")

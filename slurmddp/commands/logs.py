@@ -67,8 +67,8 @@ def select(folder: RunFolder, wanted: Selection, *, follow: bool) -> Follower:
 
 def _attempts(follower: Follower) -> set[int]:
     """Attempts that have logs, or of which an event tells."""
-    told = (event.attempt for event in read_events(follower.folder.events, follower.folder.path).records)
-    return {*follower.attempts(), *(attempt for attempt in told if attempt is not None)}
+    attempts = (event.attempt for event in read_events(follower.folder.events, follower.folder.path).records)
+    return {*follower.attempts(), *(attempt for attempt in attempts if attempt is not None)}
 
 
 def _node_of(folder: RunFolder, rank: int) -> str:
@@ -103,9 +103,9 @@ def follow_logs(follower: Follower, ask: Callable[[], RunStatus], say: Callable[
     ask: `run_status`, with whatever else the command does each time; a thread calls it, so that a slow scheduler keeps
     no line back.
     """
-    told = ""
+    state = ""
     noted: set[str] = set()
-    asked, answers = time.monotonic(), _Asking(ask)
+    asked_at, answers = time.monotonic(), _Asking(ask)
     while True:
         status = answers.take()
         ended = False
@@ -116,17 +116,17 @@ def follow_logs(follower: Follower, ask: Callable[[], RunStatus], say: Callable[
                     say(f"note: {note}")
             noted.update(status.notes)
             ended = not now.going
-            if now.state != told and now.state != "running":
+            if now.state != state and now.state != "running":
                 say(one_line(now.line))
-            told = now.state
+            state = now.state
         yield from follower.new_lines(to_the_end=ended)
         if ended:
             return
         if not answers.waits:
             events = read_events(follower.folder.events, follower.folder.path).records
             pause = ASK_EVERY if Evidence(events=events).ended is None else ASK_WHEN_ENDED
-            if time.monotonic() - asked >= pause:
-                asked, answers = time.monotonic(), _Asking(ask)
+            if time.monotonic() - asked_at >= pause:
+                asked_at, answers = time.monotonic(), _Asking(ask)
         time.sleep(LOOK_EVERY)
 
 

@@ -123,7 +123,7 @@ def job_command(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         shared = {name: kind for name, kind in _SHARED.items() if name not in without}
-        own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+        options = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
 
         def command(**values: Any) -> None:
             function(_request({name: values.pop(name) for name in shared}), **values)
@@ -134,11 +134,11 @@ def job_command(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]
             )
             for name, kind in shared.items()
         ]
-        own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+        options = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in options]
         command.__name__, command.__doc__ = function.__name__, function.__doc__
         # Typer reads both: the signature for names and defaults, the annotations for the types.
-        command.__signature__ = inspect.Signature([*parameters, *own])  # type: ignore[attr-defined]
-        command.__annotations__ = {each.name: each.annotation for each in [*parameters, *own]}
+        command.__signature__ = inspect.Signature([*parameters, *options])  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in [*parameters, *options]}
         return command
 
     return decorate

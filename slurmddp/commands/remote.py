@@ -107,8 +107,8 @@ def asked(words: Sequence[str], environment: Mapping[str, str]) -> Asked | None:
             value = rest.pop(0)
         given[name] = value
     host = given.get("--host", environment.get("SLURMDDP_HOST", ""))
-    own = rest[: rest.index("--")] if "--" in rest else rest
-    if not rest or rest[0].startswith("-") or "-h" in own or "--help" in own:
+    arguments = rest[: rest.index("--")] if "--" in rest else rest
+    if not rest or rest[0].startswith("-") or "-h" in arguments or "--help" in arguments:
         return None  # help and version are those of this machine
     if not host and not given:
         return None

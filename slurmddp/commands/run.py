@@ -125,12 +125,12 @@ class Foreground:
                     self.requests = 2
                     self._child.terminate()
 
-    def _cancel(self, why: str) -> None:
+    def _cancel(self, reason: str) -> None:
         """Cancel the run after the following failed: it saves and exits, and we wait for that."""
         self.requests = max(self.requests, 1)
         self._deadline = time.monotonic() + _PATIENCE
         self._said = self.requests
-        self._tell(f"{why}: cancelling run {self._folder.id}")
+        self._tell(f"{reason}: cancelling run {self._folder.id}")
         self._act()
         while self._wait() is None:
             pass

@@ -36,11 +36,11 @@ def confirm(run: str, folder: RunFolder, action: str, *, yes: bool) -> None:
     if run != LAST or yes or index.is_here(folder):
         return
     todo = f"slurmddp {action} {folder.id}, or add --yes"
-    what = f"the last run was submitted from another folder: {folder.id}"
+    message = f"the last run was submitted from another folder: {folder.id}"
     if not sys.stdin.isatty():
-        raise UserError(what, where="last", todo=todo)
+        raise UserError(message, where="last", todo=todo)
     if not typer.confirm(f"It was submitted from another folder: {action} it?", err=True):
-        raise UserError(f"nothing was done: {what}", todo=todo)
+        raise UserError(f"nothing was done: {message}", todo=todo)
 
 
 def send_waiting(folders: Iterable[RunFolder]) -> None:

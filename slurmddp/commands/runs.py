@@ -67,16 +67,16 @@ def rows_of(entries: Sequence[Entry], say: Callable[[str], None]) -> list[Row]:
     Runs that are over are not read again: see `Summaries`.
     """
     summaries = Summaries()
-    told = {entry.path: known for entry in entries if (known := summaries.of(entry.folder)) is not None}
-    fresh = _statuses([entry.folder for entry in entries if entry.path not in told], say)
+    by_path = {entry.path: known for entry in entries if (known := summaries.of(entry.folder)) is not None}
+    fresh = _statuses([entry.folder for entry in entries if entry.path not in by_path], say)
     for path, status in fresh.items():
-        told[str(path)] = status.as_dict()
-        summaries.keep(status.folder, status.state, told[str(path)])
+        by_path[str(path)] = status.as_dict()
+        summaries.keep(status.folder, status.state, by_path[str(path)])
     summaries.save()
     return [
-        Row(entry.folder, {**told[entry.path], "site": entry.site}, fresh.get(entry.folder.path))
+        Row(entry.folder, {**by_path[entry.path], "site": entry.site}, fresh.get(entry.folder.path))
         for entry in entries
-        if entry.path in told
+        if entry.path in by_path
     ]
 
 
@@ -85,16 +85,16 @@ def _statuses(folders: Sequence[RunFolder], say: Callable[[str], None]) -> dict[
     readable = [folder for folder in folders if not manifest.other_version(folder)]
     if others := len(folders) - len(readable):
         say(f"note: not shown: {others} {'run' if others == 1 else 'runs'} of other versions of slurmddp")
-    asked = ask_about(evidence_of(readable, say), say, newest=True)
+    answers = ask_about(evidence_of(readable, say), say, newest=True)
     return {
         folder.path: status_of(
             folder,
             facts,
-            asked.views.get(facts.job_id) if facts.job_id else None,
-            asked.answered(facts),
+            answers.views.get(facts.job_id) if facts.job_id else None,
+            answers.answered(facts),
             list(facts.notes),
         )
-        for folder, facts in asked.runs
+        for folder, facts in answers.runs
     }
 
 
@@ -189,6 +189,6 @@ def find_sweep(text: str) -> Sweep:
 def look_after(rows: Sequence[Row]) -> None:
     """End holds of Slurm after a requeue, and send alerts that could not be sent before."""
     for row in rows:
-        if row.status and (told := release_hold(row.folder, row.status.facts, row.status.view)):
-            opt.say(f"note: {row.folder.id}: {told}")
+        if row.status and (note := release_hold(row.folder, row.status.facts, row.status.view)):
+            opt.say(f"note: {row.folder.id}: {note}")
     send_waiting([row.folder for row in rows])

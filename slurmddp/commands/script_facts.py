@@ -41,14 +41,14 @@ def script_dict(prepared: Prepared) -> dict[str, Any] | None:
         "train.workdir": job.train.workdir is not None,
     }
     # Where Slurm decides about the GPUs, the number of ranks is not known: several, then.
-    said = [
+    texts = [
         {"where": f"{each.place.file}:{each.place.line}" if each.place else "", "text": each.text, "todo": each.todo}
         for each in sentences(
             facts, plan.nodes.world or 2, resumes=given["train.resume_args"], copied=plan.job.snapshot
         )
     ]
     proposed = [each._asdict() for each in facts.proposals if not given[each.key]]
-    return {**facts.as_dict(), "proposals": proposed, "sentences": said}
+    return {**facts.as_dict(), "proposals": proposed, "sentences": texts}
 
 
 def sentence_lines(script: dict[str, Any]) -> Iterator[str]:

@@ -170,11 +170,11 @@ def list_sites(as_json: opt.Json = False) -> None:
             title, level = site.title, site.level
         except UserError as error:  # a broken profile is marked and hides no other
             broken = str(error)
-        why = active[1] if active is not None and active[0] == name else None
-        row = {"name": name, "file": str(catalogue.path(name)), "active": why is not None, "why": why}
+        reason = active[1] if active is not None and active[0] == name else None
+        row = {"name": name, "file": str(catalogue.path(name)), "active": reason is not None, "why": reason}
         rows.append({**row, "title": title, "level": level, "broken": broken})
         text = f"broken: {broken.splitlines()[0]}" if broken else f"{title}  ({level})"
-        lines.append(f"{name:<{width}}{text}" + (f"  [active: {why}]" if why is not None else ""))
+        lines.append(f"{name:<{width}}{text}" + (f"  [active: {reason}]" if reason is not None else ""))
     opt.show(as_json, rows, lines)
     if trouble or active is None:
         opt.say(f"no active site: {trouble or 'none is selected, and no profile matches this host'}")

@@ -230,13 +230,13 @@ def _watch(folder: RunFolder, *, as_json: bool) -> RunStatus:
 
 def _looks(first: RunStatus) -> Iterator[tuple[RunStatus, bool]]:
     """Yield the status every two seconds until the run is over, and whether the scheduler was asked for it."""
-    run_status, asked = first, time.monotonic()
+    run_status, asked_at = first, time.monotonic()
     yield run_status, True
     while run_status.state.going:
         time.sleep(LOOK_EVERY)
-        again = time.monotonic() - asked >= ASK_EVERY
+        again = time.monotonic() - asked_at >= ASK_EVERY
         if again:
-            run_status, asked = look(first.folder), time.monotonic()
+            run_status, asked_at = look(first.folder), time.monotonic()
         else:
             run_status = refreshed(run_status)
         yield run_status, again

@@ -187,8 +187,8 @@ def show_dry_run(prepared: Prepared, refused: UserError | None = None, *, as_jso
     if shown.refusals:
         raise together(shown.refusals)
     if shown.unchecked:
-        what = "".join(f"\n  {error.where + ': ' if error.where else ''}{error.what}" for error in shown.unchecked)
-        opt.say(f"not checked, because this machine has no sbatch; `submit` checks it on a login node:{what}")
+        errors = "".join(f"\n  {error.where + ': ' if error.where else ''}{error.what}" for error in shown.unchecked)
+        opt.say(f"not checked, because this machine has no sbatch; `submit` checks it on a login node:{errors}")
 
 
 def _show_scripts(shown: DryRun, *, full: bool) -> None:
@@ -255,24 +255,24 @@ def hand_over(prepared: Prepared, *, as_json: bool, repeats: str | None = None) 
     opt.show_notes(prepared)
 
     with Progress() as progress:
-        handed = submit_now(prepared, progress.tell)
-    for warning in handed.warnings:
+        submission = submit_now(prepared, progress.tell)
+    for warning in submission.warnings:
         opt.say(labelled("warning", warning))
     opt.say(cost_line(prepared.plan))
     if prepared.plan.program.own:
         opt.say(f"in      {workdir_text(prepared.plan)}")
-    if handed.code:
-        opt.say(f"code    {handed.code}")
+    if submission.code:
+        opt.say(f"code    {submission.code}")
     if repeats or prepared.resumed.runs:
         opt.say(f"from    {f'{repeats}, step 0' if repeats else prepared.resumed.start()}")
     if as_json:
-        typer.echo(opt.json_text(handed.as_dict()))
+        typer.echo(opt.json_text(submission.as_dict()))
         return
-    opt.say(f"site    {handed.site} ({prepared.resolved.site_from})")
-    typer.echo(f"run     {handed.run_id}")
-    typer.echo(f"job     {handed.job_id}")
-    typer.echo(f"log     {handed.log}")
-    opt.say(f"to follow: slurmddp logs {handed.run_id} -f")
+    opt.say(f"site    {submission.site} ({prepared.resolved.site_from})")
+    typer.echo(f"run     {submission.run_id}")
+    typer.echo(f"job     {submission.job_id}")
+    typer.echo(f"log     {submission.log}")
+    opt.say(f"to follow: slurmddp logs {submission.run_id} -f")
 
 
 DryRunOption = Annotated[

@@ -33,11 +33,11 @@ def sync(
     wait = (lambda: await_event(folder, ASK_EVERY)) if follow else None
     sent, lines = send(folder, to, lambda: _state(folder), wait)
     if as_json:
-        told = {"run_id": folder.id, "to": to, "where": sent.where, "lines": lines, "step": sent.step}
-        typer.echo(opt.json_text(told))
+        fields = {"run_id": folder.id, "to": to, "where": sent.where, "lines": lines, "step": sent.step}
+        typer.echo(opt.json_text(fields))
         return
-    what = f"{lines} lines of metrics.jsonl, up to step {sent.step}" if lines else "nothing: no new lines"
-    typer.echo(f"sent    {what}")
+    amount = f"{lines} lines of metrics.jsonl, up to step {sent.step}" if lines else "nothing: no new lines"
+    typer.echo(f"sent    {amount}")
     if sent.where:
         typer.echo(f"to      {sent.where}")
 

@@ -56,7 +56,7 @@ _LONG_LINE = re.compile(r"[^\n]{8192,}")
 
 def secrets_of(run_id: str, environment: Mapping[str, str]) -> list[str]:
     """Return the values that are known: those of this shell, by their names, and those that are kept for the run."""
-    found = [value for name, value in environment.items() if is_secret_name(name)]
+    values = [value for name, value in environment.items() if is_secret_name(name)]
     folder = secrets.of_run(run_id, environment)
     try:
         names = [entry.path for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False)]
@@ -67,9 +67,9 @@ def secrets_of(run_id: str, environment: Mapping[str, str]) -> list[str]:
             continue
         with open(name, encoding="utf-8", errors="replace") as file:
             parts = re.split(r"[\0\n]", file.read())  # a line with an address; NAME=VALUE and a NUL
-        found += [*parts, *(part.partition("=")[2] for part in parts)]
-    found += [value.partition("://")[2].partition("/")[2] for value in found]  # an error may name the path alone
-    unique = {value.strip() for value in found}
+        values += [*parts, *(part.partition("=")[2] for part in parts)]
+    values += [value.partition("://")[2].partition("/")[2] for value in values]  # an error may name the path alone
+    unique = {value.strip() for value in values}
     return sorted((value for value in unique if len(value) >= _SHORTEST), key=len, reverse=True)
 
 

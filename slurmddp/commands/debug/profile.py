@@ -59,14 +59,14 @@ def wait_for_profile(folder: OwnRun, known: int) -> tuple[Event, Profiled]:
     """
     ask_at = time.monotonic() + _ASK_EVERY
     try:
-        while len(found := _profiles(folder)) == known:
+        while len(profiles := _profiles(folder)) == known:
             if time.monotonic() >= ask_at:
                 facts, view = observe(folder)
                 if not (state := judge(view, facts)).going and len(_profiles(folder)) == known:
                     raise ExternalError(f"run {folder.id} was over before the profile was written: {state.line}")
                 ask_at = time.monotonic() + _ASK_EVERY
             time.sleep(_LOOK_EVERY)
-        return found[-1]
+        return profiles[-1]
     finally:
         folder.held.remove(folder.profile_request)
 
@@ -85,13 +85,13 @@ def profile(
     folder = find_own_run(run, os.environ, to="look into its job")
     known = ask_for_profile(folder, steps, all_ranks=all_ranks)
     opt.say(f"profiling {steps} steps; Ctrl-C withdraws the request if they have not begun")
-    event, found = wait_for_profile(folder, known)
+    event, profiled = wait_for_profile(folder, known)
     if as_json:
         typer.echo(opt.json_text(event.write()))
-    elif found.files:
-        typer.echo(f"steps   {found.step} to {found.last}")
-        for path in found.files:
+    elif profiled.files:
+        typer.echo(f"steps   {profiled.step} to {profiled.last}")
+        for path in profiled.files:
             typer.echo(f"trace   {path}")
         opt.say("to see one: open it in https://ui.perfetto.dev, or in chrome://tracing")
-    if found.error:
-        raise ExternalError(f"torch.profiler failed: {found.error}")
+    if profiled.error:
+        raise ExternalError(f"torch.profiler failed: {profiled.error}")

@@ -50,7 +50,7 @@ class RankStacks:
 
 def read_stacks(text: str) -> tuple[list[RankStacks], list[int]]:
     """Return the ranks that supervisor/ranks.py found, in order, and the numbers of those that it should have found."""
-    found: dict[int, RankStacks] = {}
+    by_rank: dict[int, RankStacks] = {}
     lines: dict[int, list[str]] = {}
     world = 0
     for line in text.splitlines():
@@ -59,10 +59,10 @@ def read_stacks(text: str) -> tuple[list[RankStacks], list[int]]:
             lines.setdefault(record.rank, []).append(record.line)
         elif record is not None:
             world = max(world, record.world)
-            found[record.rank] = RankStacks(record.rank, record.node, record.pid, record.state, record.answer)
-    for rank, each in found.items():
+            by_rank[record.rank] = RankStacks(record.rank, record.node, record.pid, record.state, record.answer)
+    for rank, each in by_rank.items():
         each.threads = _threads(lines.get(rank, []))
-    return [found[rank] for rank in sorted(found)], [rank for rank in range(world) if rank not in found]
+    return [by_rank[rank] for rank in sorted(by_rank)], [rank for rank in range(world) if rank not in by_rank]
 
 
 def _threads(lines: list[str]) -> list[list[str]]:
@@ -111,8 +111,8 @@ def _ranks(numbers: list[int]) -> str:
             spans[-1][1] = number
         else:
             spans.append([number, number])
-    told = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
-    return f"rank{'s' * (len(numbers) > 1)} {listed(told, 20)}"
+    ranges = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
+    return f"rank{'s' * (len(numbers) > 1)} {listed(ranges, 20)}"
 
 
 def stacks(

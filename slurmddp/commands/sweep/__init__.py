@@ -81,9 +81,9 @@ def _to_rerun(points: Sequence[PointRow]) -> list[str]:
             command = "resume" if point.state == "stopped" else "rerun"
             opt.say(f"note: {point.name} is {point.state}: `slurmddp {command} {point.row.folder.id}` continues it")
         elif point.row is not None and point.state == _NOT_SUBMITTED:
-            what = f"{point.name} may be in the queue, because sbatch did not answer: check squeue"
+            message = f"{point.name} may be in the queue, because sbatch did not answer: check squeue"
             opt.say(
-                labelled("warning", f"{what}. If it is not there, remove {point.row.folder.path} and run this again")
+                labelled("warning", f"{message}. If it is not there, remove {point.row.folder.path} and run this again")
             )
     return [point.name for point in points if point.state in AGAIN or point.row is None]
 
@@ -137,12 +137,12 @@ def _figures(folder: RunFolder) -> Iterator[tuple[str, float, int | None]]:
     for rows, _ in behind(folder.metrics, 0):
         for row in rows:
             yield from _numbers("", row.figures, row.step)
-    for _, told in of(read_events(folder.events, folder.path).records, Evaluated):
-        yield from _numbers(_VALIDATION, keys_of(told), told.step)
+    for _, evaluation in of(read_events(folder.events, folder.path).records, Evaluated):
+        yield from _numbers(_VALIDATION, keys_of(evaluation), evaluation.step)
 
 
-def _numbers(prefix: str, told: Mapping[str, Any], step: object) -> Iterator[tuple[str, float, int | None]]:
-    for name, value in told.items():
+def _numbers(prefix: str, values: Mapping[str, Any], step: object) -> Iterator[tuple[str, float, int | None]]:
+    for name, value in values.items():
         if type(value) in (int, float) and name not in _NO_METRICS and math.isfinite(value):
             yield prefix + name, value, step if type(step) is int else None
 
@@ -187,8 +187,8 @@ def submit(
     opt.show_notes(first)
     places = {each.plan.workdir for each in planned.jobs.values()}
     if first.plan.program.own and len(planned.jobs) > len(places) and not any("{run}" in place for place in places):
-        what = f"points share {', '.join(sorted(places))} (train.workdir): one may load or overwrite what another one"
-        opt.say(labelled("warning", f"{what} saved; --workdir run gives each a folder of its own"))
+        text = f"points share {', '.join(sorted(places))} (train.workdir): one may load or overwrite what another one"
+        opt.say(labelled("warning", f"{text} saved; --workdir run gives each a folder of its own"))
     if dry_run:
         _show_dry_run(planned, as_json=as_json)
         return
@@ -227,10 +227,10 @@ def _show_dry_run(planned: Planned, *, as_json: bool) -> None:
 def status(sweep: SweepName = LAST, as_json: opt.Json = False) -> None:
     """Show the state of each point. Exit code: 0 all done; 1 some failed, stopped or not submitted; 3 some still
     pending or running."""
-    found = find_sweep(sweep)
-    points = _points(found)
-    facts = {"sweep": found.id, "folder": str(found.folder), "at_most": found.at_most}
-    opt.show(as_json, {**facts, "points": [point.as_dict() for point in points]}, _status_text(found, points))
+    chosen = find_sweep(sweep)
+    points = _points(chosen)
+    facts = {"sweep": chosen.id, "folder": str(chosen.folder), "at_most": chosen.at_most}
+    opt.show(as_json, {**facts, "points": [point.as_dict() for point in points]}, _status_text(chosen, points))
     codes = {EXIT_CODES[point.state] for point in points}
     raise typer.Exit(3 if 3 in codes else max(codes, default=0))
 
@@ -241,15 +241,15 @@ def rerun(
     as_json: opt.Json = False,
 ) -> None:
     """Submit the points that failed or were never submitted, from their start, with the code of the sweep."""
-    found = own(find_sweep(sweep))
-    names = _to_rerun(_points(found))
+    chosen = own(find_sweep(sweep))
+    names = _to_rerun(_points(chosen))
     if dry_run:
-        opt.show(as_json, {"sweep": found.id, "points": names}, names)
+        opt.show(as_json, {"sweep": chosen.id, "points": names}, names)
         return
     if not names:
         opt.say("nothing to submit: no point has failed, and all were submitted")
-    submitted = submit_points(found, prepare_rest(found, names), quiet=as_json) if names else []
-    _finish(found, submitted, as_json=as_json)
+    submitted = submit_points(chosen, prepare_rest(chosen, names), quiet=as_json) if names else []
+    _finish(chosen, submitted, as_json=as_json)
 
 
 def best(
@@ -261,15 +261,15 @@ def best(
     as_json: opt.Json = False,
 ) -> None:
     """List the points by the best value of a metric in their newest run, the best first."""
-    found = find_sweep(sweep)
-    points = _points(found)
+    chosen = find_sweep(sweep)
+    points = _points(chosen)
     ranked = _rank(points, metric, largest=largest)
     listed = [{**point.as_dict(), "value": value, "step": step} for point, value, step in ranked]
-    rows = [("POINT", *found.keys, metric, "STEP", "STATE", "RUN")]
+    rows = [("POINT", *chosen.keys, metric, "STEP", "STATE", "RUN")]
     for point, value, step in ranked:
         run, state = point.row.folder.id if point.row else "", styled_state(point.state)
-        rows.append((*_cells(found, point), f"{value:.6g}", "" if step is None else str(step), state, run))
-    opt.show(as_json, {"sweep": found.id, "metric": metric, "best": listed[0], "points": listed}, columns(rows))
+        rows.append((*_cells(chosen, point), f"{value:.6g}", "" if step is None else str(step), state, run))
+    opt.show(as_json, {"sweep": chosen.id, "metric": metric, "best": listed[0], "points": listed}, columns(rows))
     if missing := len(points) - len(ranked):
         opt.say(f"note: {missing} of {len(points)} points have no {metric} yet")
 

@@ -226,17 +226,17 @@ def submit_points(sweep: Sweep, jobs: Mapping[str, Prepared], *, quiet: bool) ->
             progress.tell(f"submitting {name}, {len(submitted) + 1} of {len(jobs)}")
             os.environ.update(environment)  # `submit` removes the secrets, and the next point needs them, too
             try:
-                handed = submit(prepared)
+                submission = submit(prepared)
             except (UserError, ExternalError) as error:
-                what = "was not submitted" if isinstance(error, UserError) else "may not have been submitted"
+                outcome = "was not submitted" if isinstance(error, UserError) else "may not have been submitted"
                 todo = f"\n  -> `slurmddp sweep rerun {sweep.id}` submits the rest" if sweep.newest_runs() else ""
                 before = ", ".join(point["name"] for point in submitted) or "nothing"
-                raise type(error)(f"{name} {what} (submitted before it: {before}): {error}{todo}") from None
-            submitted.append({"name": name, **handed.as_dict()})
-            for warning in handed.warnings:
+                raise type(error)(f"{name} {outcome} (submitted before it: {before}): {error}{todo}") from None
+            submitted.append({"name": name, **submission.as_dict()})
+            for warning in submission.warnings:
                 warn(warning)
             if not quiet:
-                typer.echo(f"run     {handed.run_id}  job {handed.job_id}")
+                typer.echo(f"run     {submission.run_id}  job {submission.job_id}")
     return submitted
 
 
