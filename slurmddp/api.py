@@ -88,17 +88,17 @@ class Run:
             UserError: a file of the run folder is damaged.
             OSError: the run folder cannot be read.
         """
-        found = look(self._folder)
+        status = look(self._folder)
         return Status(
-            state=found.state.state,
-            detail=found.state.detail,
-            going=found.state.going,
-            cause=found.cause and found.cause.line_with_log(),
-            job_id=found.job_id,
-            step=found.progress.step,
-            steps=found.progress.steps,
-            loss=found.progress.loss,
-            facts=found.as_dict(),
+            state=status.state.state,
+            detail=status.state.detail,
+            going=status.state.going,
+            cause=status.cause and status.cause.line_with_log(),
+            job_id=status.job_id,
+            step=status.progress.step,
+            steps=status.progress.steps,
+            loss=status.progress.loss,
+            facts=status.as_dict(),
         )
 
     def wait(self, timeout: float | None = None) -> Status:
@@ -118,15 +118,15 @@ class Run:
             OSError: the run folder cannot be read.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        while (found := self.status()).going:
-            ending = found.state in ("running", "stopping") and found.facts["ended"] is not None
+        while (status := self.status()).going:
+            ending = status.state in ("running", "stopping") and status.facts["ended"] is not None
             rest = ASK_AT_END if ending else ASK_EVERY
             if deadline is not None:
                 rest = min(deadline - time.monotonic(), rest)
             if rest <= 0:
-                raise TimeoutError(f"run {self.id} is still {found.state} after {timeout:g} s")
+                raise TimeoutError(f"run {self.id} is still {status.state} after {timeout:g} s")
             await_event(self._folder, rest)
-        return found
+        return status
 
     def metrics(self) -> Iterator[dict[str, Any]]:
         """Read metrics.jsonl, whose keys docs/files.md lists.
@@ -184,11 +184,11 @@ def submit(job: str | os.PathLike[str] | Mapping[str, Any], *, settings: Mapping
     prepared = prepare(Request(job if isinstance(job, Mapping) else os.fspath(job), (), options))
     before = dict(os.environ)
     try:
-        handed = submit_now(prepared)
+        submission = submit_now(prepared)
     finally:  # it takes the job's secrets out of the environment: the next submission needs them, too
         os.environ.update(before)
-    run = Run(handed.run_folder)
-    run.warnings = (*(note.text for note in prepared.plan.notes), *handed.warnings)
+    run = Run(submission.run_folder)
+    run.warnings = (*(note.text for note in prepared.plan.notes), *submission.warnings)
     return run
 
 
@@ -197,9 +197,9 @@ def look(folder: RunFolder) -> RunStatus:
     from slurmddp.launch.requeue_hold import release_hold
     from slurmddp.report.status import run_status
 
-    found = run_status(folder)
-    told = release_hold(folder, found.facts, found.view)
-    return found.with_note(told) if told else found
+    status = run_status(folder)
+    note = release_hold(folder, status.facts, status.view)
+    return status.with_note(note) if note else status
 
 
 def await_event(folder: RunFolder, seconds: float) -> None:

@@ -48,9 +48,9 @@ def together(errors: Sequence[UserError]) -> UserError:
     parts = each_once(errors)
     if len(parts) == 1:
         return parts[0]
-    found = UserError("\n".join(map(str, parts)))
-    found.parts = parts
-    return found
+    error = UserError("\n".join(map(str, parts)))
+    error.parts = parts
+    return error
 
 
 def each_once(errors: Sequence[UserError]) -> list[UserError]:
