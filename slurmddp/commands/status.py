@@ -215,9 +215,9 @@ def _watch(folder: RunFolder, *, as_json: bool) -> RunStatus:
     shown = ""
     first = latest = look(folder)
     with contextlib.suppress(KeyboardInterrupt), Screen() if on_screen else contextlib.nullcontext() as screen:
-        for latest, asked in _looks(first):
+        for latest, is_fresh in _looks(first):
             if screen is not None:
-                if asked:  # what costs more than a look at the end of a file
+                if is_fresh:  # what costs more than a look at the end of a file
                     ledger, more = _ledger(latest), curves(latest) if shows_blocks() else []
                 screen.show([*_status_lines(latest, ledger), "", *more, f"{clock_time()}, Ctrl-C stops watching"])
             elif as_json:

@@ -203,17 +203,17 @@ class _Conversion:
         self._add(interpreter.sections, f"stage {stage.number}", stage.name or f"stage-{stage.number}")
         return running, interpreter.workdir
 
-    def find(self, wanted: str, instruction: Instruction) -> tuple[Sections, str]:
+    def find(self, reference: str, instruction: Instruction) -> tuple[Sections, str]:
         """The stage or image that COPY --from names, as the definition file has it, and the folder that it is in."""
-        stage = find_stage(self.stages, wanted)
-        if stage is None and wanted.isdigit():
-            raise instruction.error(f"no stage {wanted}", "stages are counted from 0")
+        stage = find_stage(self.stages, reference)
+        if stage is None and reference.isdigit():
+            raise instruction.error(f"no stage {reference}", "stages are counted from 0")
         if stage is None:
-            if f"image {wanted}" not in self.made:
-                self._add(Sections(image_base(wanted, instruction)), f"image {wanted}", f"image-{len(self.made)}")
-            return self.made[f"image {wanted}"], ""
+            if f"image {reference}" not in self.made:
+                self._add(Sections(image_base(reference, instruction)), f"image {reference}", f"image-{len(self.made)}")
+            return self.made[f"image {reference}"], ""
         if stage.number >= self._walking[-1].number:
-            raise instruction.error(f"the stage {wanted} does not come before this line", "move it up")
+            raise instruction.error(f"the stage {reference} does not come before this line", "move it up")
         return self._built(stage), SCRATCH if chain(self.stages, stage)[0].image == "scratch" else ""
 
     def _built(self, stage: Stage) -> Sections:

@@ -173,11 +173,11 @@ class _Draft:
         if len(drivers) == 1 and (driver := drivers.pop()):
             page.value((*here, "driver"), driver, self.source, "nvidia-smi")
 
-    def same(self, key: tuple[str, ...], found: Collection[str | int], note: str = "") -> None:
+    def same(self, key: tuple[str, ...], values: Collection[str | int], note: str = "") -> None:
         """Write a value that all nodes have; a job on nodes that differ says what it wants."""
-        if len(found) == 1:
-            self.page.value(key, next(iter(found)), _NODE, note)
-        elif found:
+        if len(values) == 1:
+            self.page.value(key, next(iter(values)), _NODE, note)
+        elif values:
             self.page.comment(f"{key[-1]}: the nodes differ, so each job must set it (resources.{key[-1]})", 2)
 
     def job(self) -> None:
