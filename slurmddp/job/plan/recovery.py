@@ -45,7 +45,7 @@ def plan_recovery(
         notes.append(Note("warning", text))
     if recovery.max_gpu_hours is not None and not layout.gpus_per_node:
         notes.append(Note("warning", "recovery.max_gpu_hours limits nothing: this job has no GPUs"))
-    if wanted.fork and (why := _not_forked(resolved.job, layout)):
+    if recovery.fork and (why := _not_forked(resolved.job, layout)):
         notes.append(Note("warning", f"recovery.fork has no effect: {why}"))
     expedite = site.requeue == "expedite" and requeue == "requeue"
     is_script = resolved.job.train.task is None
