@@ -87,6 +87,10 @@ class Pair:
         return self.run("fork", role), self.run("start", role)
 
 
+#: Ends of a process that `make test-full` tries, too.
+LESS_OFTEN = ("text", "usage", "interrupt", "15", "11", "6")
+
+
 @pytest.fixture(scope="module")
 def probe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("probe")
@@ -141,7 +145,10 @@ def test_torch_compile(probe: Pair) -> None:
     assert forked.said == fresh.said and forked.said["compiled"] == [1.0, 5.0], forked.err
 
 
-@pytest.mark.parametrize("role", ["exit", "text", "error", "usage", "interrupt", "15", "9", "11", "6"])
+@pytest.mark.parametrize(
+    "role",
+    ["exit", "error", "9", *(pytest.param(role, marks=pytest.mark.long) for role in LESS_OFTEN)],
+)
 def test_exit_is_the_same(probe: Pair, role: str) -> None:
     forked, fresh = probe.both(role)
     assert forked == fresh
@@ -311,7 +318,9 @@ def test_ranks_and_template_end_with_a_killed_agent(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("fault", ["rank", "template", "late"])
+@pytest.mark.parametrize(
+    "fault", ["rank", *(pytest.param(fault, marks=pytest.mark.long) for fault in ("template", "late"))]
+)
 def test_agent_forks_ranks_again_and_starts_them_where_it_cannot(tmp_path: Path, fault: str) -> None:
     """A rank is killed in start 0 and in start 1. Ranks that share a random hash seed come from one template."""
     signatures = []
