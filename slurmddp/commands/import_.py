@@ -22,30 +22,37 @@ def import_(
     site: opt.Site = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Write the job file of a batch script. Comments in it list what was not imported. Exit codes: 0 the job file
+    """Write the job file of a batch script, and run.sh beside it, if words of the launch are known only in the job.
+    Comments in the job file list what was not imported. Exit codes: 0 the job file
     starts what the script starts, 1 something is missing in it, 2 slurmddp cannot run what is in the file."""
-    draft = import_script(script, site, str(output or "job.yaml"))
+    found = import_script(script, site, str(output or "job.yaml"))
     if output:
-        write_new(output, draft.text)
+        if found.run_text and not output.exists():
+            write_new(Path(found.run_name), found.run_text)
+        write_new(output, found.text)
     if as_json:
-        facts = {"file": output and str(output), "job": draft.text, "valid": draft.valid, "not_imported": draft.lost}
-        typer.echo(opt.json_text({**facts, "comments": draft.left, "problems": [str(each) for each in draft.problems]}))
+        told = {"file": output and str(output), "job": found.text, "valid": found.valid, "not_imported": found.lost}
+        told["run"] = found.run_text
+        typer.echo(opt.json_text({**told, "comments": found.left, "problems": [str(each) for each in found.problems]}))
     elif output:
         typer.echo(output)
     else:
-        write_exactly(draft.text.encode("utf-8", errors="replace"))
-    say_site(draft.made, "import")
-    if draft.left:
-        count = f"{draft.left} line or option is" if draft.left == 1 else f"{draft.left} lines or options are"
+        write_exactly(found.text.encode("utf-8", errors="replace"))
+    say_site(found.made, "import")
+    if found.left:
+        count = f"{found.left} line or option is" if found.left == 1 else f"{found.left} lines or options are"
         opt.say(f"skipped {count} not imported: comments at the top of the job file list them with the reasons")
-    for line in draft.lost:
+    for line in found.lost:
         opt.say(f"not imported: {line}")
-    for problem in draft.problems:
-        opt.say(f"{'to do  ' if draft.valid else 'missing'} {problem}")
-    if draft.valid and draft.problems:
+    unwritten = bool(found.run_text) and not (output or as_json)
+    if unwritten:
+        opt.say("missing run.sh, which starts the program with what only the job knows: add -o FILE, which writes both")
+    for problem in found.problems:
+        opt.say(f"{'to do  ' if found.valid else 'missing'} {problem}")
+    if found.valid and found.problems:
         opt.say("The job file is valid, but `submit` rejects it until you do this in the shell that submits.")
     opt.say(f"next    slurmddp check {output or 'job.yaml'}")
-    if draft.lost:
+    if found.lost:
         opt.say("The job file starts another job than the script: do these lines by hand before you submit it.")
-    if draft.lost or not draft.valid:
+    if found.lost or unwritten or not found.valid:
         raise typer.Exit(1)

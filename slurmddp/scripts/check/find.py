@@ -48,7 +48,8 @@ class Finder:
             (each.line, [Seen(first.job, [word]).value() for word in each.words])
             for each in first.started if not each.step
         ]  # fmt: skip
-        steps = {key: self._step(key, place) for key, place in self._places(_sruns)}
+        sruns = self._places(lambda run: ((each, "srun") for each in run.started if each.name == "srun"))
+        steps = {key: self._step(key, place) for key, place in sruns}
         found.steps = list(steps.values())
         for key, place in self._places(lambda run: ((each, kind) for each, kind, _ in programs(run, idle=True))):
             launch = self._launch(key, place, [step for (line, _, _), step in steps.items() if line == key[0]])
@@ -147,10 +148,9 @@ class Finder:
 
     def _step(self, key: _Key, place: _Place) -> Step:
         words = self._words(place, lambda _, each: each.words[1:])
-        found, end, opaque = srun_options(words)
+        found, _, opaque = srun_options(words)
         options = {full(name, OPTIONS | SRUN_ONLY): value for name, value in found}
         command, job = self._command(key[0], "srun", key[2]), self.script.job
-        whole = self._words(place, _around)
         nodes, ntasks, per_node = (count(options.get(each)) for each in ("nodes", "ntasks", "ntasks-per-node"))
         background = command.then == "&"
         fan_out = (nodes == 1 or ntasks == 1) and ("nodelist" in options or bool(command.loops) or background)
@@ -163,9 +163,8 @@ class Finder:
         unsure = bool(opaque) or unread(options) or (job.unread and not options.keys() >= {"nodes", "ntasks"})
         unsure |= nodes is None and "nodelist" in options
         resources = Resources(None if unsure else nodes, ntasks, per_node, gpus, gpus_per_task, unread=unsure)
-        before = tuple(whole[: -len(words) - 1])
         line = _line(command, "srun") or key[0]
-        return Step(line, options, resources, fan_out, background, opaque, before, command, tuple(words[end:]))
+        return Step(line, options, resources, fan_out, background, opaque, command)
 
     def _launch(self, key: _Key, place: _Place, steps: Sequence[Step]) -> Launch:
         task = next(place[run] for run in self.told if run in place)[0][0]
@@ -181,8 +180,8 @@ class Finder:
         return Launch(
             kind, _line(command, task.name) or command.line, options, opaque, arguments[end:], environment,
             {name for name in self._own() - environment.keys() if shown.get(name)}, step, command,
-            (*step.before, "srun", *whole) if step else tuple(whole),
-            tuple(whole[: -len(words)] if whole[-len(words) :] == words else whole), not everywhere, words[0],
+            tuple(whole), not everywhere, words[0],
+            self._words(place, lambda _, each: [each.folder])[0],
         )  # fmt: skip
 
     def _environment(self, place: _Place) -> dict[str, str]:
@@ -217,10 +216,6 @@ def _by_place(run: Evaluated) -> dict[tuple[int, str], set[str]]:
     for line, name, value in run.assigned[:_MOST_ASSIGNED]:
         places.setdefault((line, name), set()).add(value)
     return places
-
-
-def _sruns(run: Evaluated) -> Iterable[tuple[Started, str]]:
-    return ((each, "srun") for each in run.started if each.name == "srun")
 
 
 def _host(start: Started) -> str:

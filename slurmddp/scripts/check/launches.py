@@ -27,7 +27,7 @@ _LAUNCHERS = {"torchrun", "accelerate", "accelerate-launch", "deepspeed", "tune"
 @dataclass(frozen=True)
 class Step:
     """One srun: its line, options and how it spreads. fan_out: one of several, each for a node of its own. opaque: its
-    options cannot be known, or not all of them. before: words in front of srun. sure: it starts in all jobs."""
+    options cannot be known, or not all of them."""
 
     line: int
     options: dict[str, str]
@@ -35,9 +35,7 @@ class Step:
     fan_out: bool
     background: bool
     opaque: tuple[str, ...] = ()
-    before: tuple[str, ...] = ()
     command: Command = field(default_factory=Command)
-    program: tuple[str, ...] = ()
 
 
 @dataclass
@@ -53,10 +51,10 @@ class Launch:
     hidden: set[str]  # variables that the batch shell has, and does not export
     step: Step | None
     command: Command
-    words: tuple[str, ...]  # of all programs around it, from the outermost on
-    wrapper: tuple[str, ...]  # in front of the launcher: apptainer exec ...
+    words: tuple[str, ...]  # of the outermost program around it, but srun
     unsure: bool
     name: str  # of the launcher, as it is started
+    folder: str  # in which it starts
 
     @property
     def branch(self) -> bool:

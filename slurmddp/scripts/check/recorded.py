@@ -38,9 +38,9 @@ def unset_names(text: str) -> set[str]:
 def imagined(
     script: Script, variables: Mapping[str, str] | None = None, other: Mapping[str, str] | None = None
 ) -> list[Job]:
-    """Return the jobs to evaluate a script in. variables: what the shell that submits it has; other: what it may have,
-    so that what follows from it is unknown. variables=None: an empty shell, one in which every variable is set
-    (`given`), and one whose batch shell exports all of its own (`shown`)."""
+    """Return the jobs to evaluate a script in. variables: what the shell that submits it has; other: what it may have
+    besides (`given`), so that what follows from it is unknown; None: every variable that the script reads.
+    variables=None: an empty shell, and also one whose batch shell exports all of its own (`shown`)."""
     slurm = {name: value for name, value in script.slurm.items() if "\0" not in value}
     slurm = {name: value for name, value in slurm.items() if not name.endswith(("NNODES", "NUM_NODES"))}
     nodes, tasks = script.job.nodes or 1, script.job.tasks_per_node or 1
@@ -63,17 +63,16 @@ def imagined(
     given = dict(variables or {})
     jobs = [
         job(4242001, *first(nodes), True, given),
-        job(5353007, others, f"n[107-{106 + nodes}]" if nodes > 1 else others[0], False, {**given, **(other or {})}),
+        job(5353007, others, f"n[107-{106 + nodes}]" if nodes > 1 else others[0], False, given),
     ]
-    slurms = {name for name in _READ.findall(script.text) if name.startswith("SLURM_")} - set(variables_of(jobs[1]))
-    if other is not None:  # what a site sets on its nodes, and sbatch's command line
-        more = {**jobs[1].variables, **{name: f"@{name}@" for name in slurms}}
-        jobs[1] = replace(jobs[1], variables=more, arguments=("@1@", "@2@"))
     if script.option("nodes") is None or "-" in (script.option("nodes") or ""):
         jobs.append(job(4242001, *first(nodes + 1), True, given))
+    slurms = {name for name in _READ.findall(script.text) if name.startswith("SLURM_")} - set(variables_of(jobs[1]))
     positional = re.search(r"\$\{?[@*1-9]", script.text) is not None
-    if variables is None and ((names := unset_names(script.text) | slurms) or positional):
-        there = job(4242001, *first(nodes), True, {name: f"@{name}@" for name in names}, "given")
+    names = unset_names(script.text) if other is None else ()
+    more = {**{name: f"@{name}@" for name in slurms.union(names)}, **(other or {})}
+    if more or positional:
+        there = job(4242001, *first(nodes), True, {**given, **more}, "given")
         jobs.append(replace(there, arguments=("@1@", "@2@") if positional else ()))
     if variables is None:
         words = [word for each in script.commands for word in each.words]
@@ -123,10 +122,6 @@ def record(
     return tuple(each for each in runs if each.ended) if runs and ended else None
 
 
-def _end_of_options(kind: str, arguments: list[str]) -> int:
-    return 0 if kind == "python" else launcher_options(arguments)[1]
-
-
 _RANK = re.compile(r"\d+")
 
 
@@ -137,7 +132,7 @@ def _signatures(runs: Sequence[Evaluated]) -> list[set[tuple[object, ...]]]:
         signs = set()
         hosts = re.compile("|".join(map(re.escape, ("localhost", "127.0.0.1", *run.job.hosts))))
         for each, kind, arguments in programs(run):
-            program = arguments[_end_of_options(kind, arguments) :]
+            program = arguments[0 if kind == "python" else launcher_options(arguments)[1] :]
             words = sorted(_RANK.sub("#", hosts.sub("@", word)) for word in program)
             streams = [name.partition("[")[0] for name in each.streams[:2]]  # pipe:[4711]
             signs.add((kind, each.words[0], *words, each.folder, *streams, each.contained))

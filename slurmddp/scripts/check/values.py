@@ -32,7 +32,7 @@ EARLY = {"SLURM_PROCID": "7410031", "SLURM_NODEID": "7420033", "SLURM_LOCALID": 
 _SYMBOL = re.compile("\0([^\0]*)\0")
 _UNEXPORTED = re.compile("\0unexported:[^\0]*\0")
 _TOKEN = re.compile("\0[^\0]*\0|[A-Za-z0-9_]+|.", re.DOTALL)
-_GIVEN = re.compile(r"@([A-Za-z_]\w*|[0-9])@")
+_GIVEN = re.compile(r"(?:/\.)?@([A-Za-z_]\w*|[0-9])@")
 
 
 def symbol(name: str) -> str:

@@ -11,39 +11,48 @@ from typing import Any
 from slurmddp.job.expand import unexpand
 from slurmddp.job.sensitive import REDACTED, is_secret_name, redacted, secrets_in_line
 from slurmddp.job.types import WORKDIRS
+from slurmddp.scripts.check.launches import Launch
 from slurmddp.scripts.check.rules.text import SECRET
 from slurmddp.scripts.check.script import Script
-from slurmddp.scripts.check.values import likely
+from slurmddp.scripts.check.shell import Command
+from slurmddp.scripts.check.values import likely, symbol, symbol_name
+from slurmddp.scripts.sandbox.evaluate import HOME, SUBMIT
 
 _SYMBOL = re.compile("\0([^\0]*)\0")
 #: Variables of the user's shell whose values a job file may show: a script of others may name any.
 _SHOWN = re.compile(r"HOME|USER|LOGNAME|(\w*_)?(SCRATCH|WORK|PROJECT|HOME|PATH|ROOT|FOLDER|\w*DIR)")
+_OF_LOGIN = re.compile(r"\w*(HOME|USER|LOGNAME|SCRATCH|WORK|PROJECT)")
 #: Folders of another user, patterns, and the temporary folder, which differs between this machine and the nodes.
 _UNKNOWN = re.compile(r"-|~[^/]|.*([*?\[]|\{[^{}]*,|\$\{\w*(TMP|TEMP))")
 _USER_IN_URL = re.compile(r"://[^/\s@:]+:[^/\s@$]+@")
+_ABOVE = re.compile(r"/\.user(/\d)*(?![\w.])")
 
 
-def shown_variable(name: str) -> bool:
-    """Return whether a job file may show the value that the user's shell has for a variable."""
-    return _SHOWN.fullmatch(name) is not None and not is_secret_name(name)
+def shown_variable(name: str, *, prepared: bool = False) -> bool:
+    """Return whether a job file may show the value that the user's shell has for a variable. prepared: the script loads
+    modules or sources files, which may set others than those of the login."""
+    return (_OF_LOGIN if prepared else _SHOWN).fullmatch(name) is not None and not is_secret_name(name)
 
 
 @dataclass
 class Imported:
-    """keys: path of a key -> its value. left: (line, text of the script, why it is not carried over). site: what the
-    profile sets in a job."""
+    """keys: path of a key -> its value. left: (line, text of the script, why it is not carried over). lost: those
+    without which another job would start. named: what the comments explain already, so that the proof need not.
+    site: what the profile sets in a job."""
 
     script: Script
     origins: tuple[int, ...]
     site: Mapping[str, Any]
+    run_name: str = "run.sh"
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     keys: dict[tuple[str, ...], Any] = field(default_factory=dict)
     left: list[tuple[int, str, str]] = field(default_factory=list)
-    lost: list[tuple[int, str, str]] = field(default_factory=list)  # those without which another job would start
-    prints: list[int] = field(default_factory=list)  # lines that only print or check something
-    export_all: bool = False  # since set -a
-    folder: str = ""  # which the script has changed to, as seen from where you submit
-    used: set[str] = field(default_factory=set)  # variables that the launch consists of
+    lost: list[tuple[int, str, str]] = field(default_factory=list)
+    named: set[str] = field(default_factory=set)
+    secrets: set[str] = field(default_factory=set)  # values of the script's variables that are named like secrets
+    lines: set[int] = field(default_factory=set)  # of what is lost, and of what only prints
+    folder: str = ""  # in which the script launches, as seen from where you submit
+    run_text: str = ""  # of run.sh, if the job needs one
 
     def set(self, dotted: str, value: Any) -> None:
         """Set a key."""
@@ -55,24 +64,26 @@ class Imported:
         if value not in items:
             items.append(value)
 
-    def leave(self, line: int, text: str, why: str, *, lost: bool = True) -> None:
-        """Say what is not carried over; what looks like a secret in it is not repeated. lost: the launch would differ
-        in program, arguments, interpreter, container, ranks, folder, environment, files or limits."""
-        words = redacted(_SYMBOL.sub("...", text).split())
+    def leave(self, line: int, text: str, why: str, *, lost: bool = True, about: str = "") -> None:
+        """Say what is not carried over; what looks like a secret in it is not repeated. lost: another job would start
+        without it. about: the fact or variable that it explains."""
+        words = redacted(_SYMBOL.sub("...", text).split(), self.secrets)
         entry = (line, SECRET.sub(REDACTED, " ".join(words)), why)
         self.left.append(entry)
+        self.named |= {about} if about else set()
         if lost:
             self.lost.append(entry)
+            self.lines.add(line)
 
-    def enter(self, line: int, text: str, folder: str) -> None:
-        """Change the folder in which the ranks would start."""
-        path = self.path(folder)
-        self.keys.pop(("train", "workdir"), None)
-        if path is None or _UNKNOWN.match(path):
-            self.folder = ""
-            self.leave(line, text, "a folder that only the job knows: set train.workdir")
+    def enter(self, path: str) -> None:
+        """Set the folder in which the ranks start."""
+        there = _from("SLURM_SUBMIT_DIR", path or ".")
+        if _UNKNOWN.match(there):
+            line = max((line for line, name in self.script.found.assigned if name == "cd"), default=1)
+            changes = (each for each in self.script.commands if each.line == line and each.words[0] in ("cd", "pushd"))
+            text = " ".join(next(changes, Command([self.script.lines[line - 1]])).words)
+            self.leave(line, text, "a folder that only the job knows: set train.workdir", about="folder")
             return
-        there = self.inside("~/" if path == "~" else path or ".")
         there = there if re.match(r"[$~]", there) else os.path.normpath(there)  # what is above a variable is not known
         self.folder = "" if there == "." else there
         if self.folder:
@@ -81,20 +92,12 @@ class Imported:
     def text(self, value: str) -> str | None:
         """Return a value as the job file can hold it: the user's folders as they are now; None if only the job knows
         it, or if it may be a secret of the user's shell."""
-        unknown = False
-
-        def found(match: re.Match[str]) -> str:
-            nonlocal unknown
-            name = match[1].partition(":")[2]
-            shown = match[1].startswith("?:") and not name.startswith("SLURM") and _SHOWN.fullmatch(name)
-            known = self.environment.get(name) if shown and not is_secret_name(name) else None
-            unknown |= known is None or known.split() != [known]  # bash may make several words of it
-            return known or ""
-
-        text = _SYMBOL.sub(found, likely(value) or "")
+        text = value.replace(symbol("maybe"), "")
+        for name in ("HOME", "USER"):
+            text = text.replace(symbol(f"?:{name}"), self.environment.get(name) or symbol("?"))
         if text == "~" or text.startswith("~/"):
             text = self.environment.get("HOME", "~") + text[1:]
-        return None if unknown else text
+        return None if "\0" in text else self.real(text)
 
     def path(self, value: str) -> str | None:
         """Return a path for the job file, where the user's variables may stay variables."""
@@ -102,15 +105,58 @@ class Imported:
         names = [name.partition(":")[2] if name.startswith("?:") else "" for name in parts[1::2]]
         if not all(names) or any(name.startswith("SLURM") and name != "SLURM_SUBMIT_DIR" for name in names):
             return None
-        home = "~/" if parts[0].startswith("~/") else ""  # which the job file expands as bash does
-        parts[0] = parts[0].removeprefix(home)
+        if _ABOVE.match(parts[0]):  # above the folder of submission
+            parts[0] = os.path.relpath(parts[0], SUBMIT)
+        home = "~/" if re.match("~(/|$)", parts[0]) else ""  # which the job file expands as bash does
+        parts[0] = parts[0][len(home) :] if home else parts[0]
         parts[::2] = [unexpand(part) for part in parts[::2]]
         parts[1::2] = [f"${{{name}}}" for name in names]
-        text = home + "".join(parts)
-        return _from("PWD", text)
+        return _from("PWD", home + "".join(parts))
+
+    def inside(self, path: str) -> str:
+        """Return a path of the script, as seen from the folder that you submit from."""
+        submitted = _from("SLURM_SUBMIT_DIR", path)
+        if submitted != path or not self.folder or path.startswith(("/", "$", "~")):
+            return submitted
+        folder = self.folder.rstrip("/")
+        return f"{folder}{path[1:]}" if re.match(r"\.(:|$)", path) else f"{folder}/{path.removeprefix('./')}"
+
+    def real(self, text: str) -> str:
+        """Return a recorded text with the folders and the name of the user instead of the sandbox's."""
+        text = text.replace(HOME, self.environment.get("HOME", HOME))
+        there, here = SUBMIT, os.getcwd()
+        while there != "/" and "/.user" in text:  # `cd ..` leaves the folder of both
+            text = text.replace(there, here if here != "/" else "/.")
+            there, here = os.path.dirname(there), os.path.dirname(here)
+        return text.replace("sandboxuser", self.environment.get("USER", "sandboxuser"))
+
+    def raw(self, launch: Launch, word: str, option: str = "") -> str:
+        """Return a word as the script has it. option: the word before it."""
+        written: list[str] = [*launch.command.words, *(launch.step.command.words if launch.step else ())]
+        name = symbol_name(word, "?")
+        parts = [part for part in re.split("\0[^\0]*\0", word) if part]
+        if option in written[:-1]:
+            return written[written.index(option) + 1]
+        for raw in written:
+            holds = not name and "\0" in word and re.search("[$`]", raw) and all(part in raw for part in parts)
+            if holds or (name and re.search(rf"\$\{{?{name}\b|\$[@*]", raw)) or word == raw.strip("'\""):
+                return raw
+        return word
+
+    def line_of(self, launch: int, name: str) -> int:
+        """Return the line that sets a variable: its last assignment, or the launch."""
+        line = self.script.assigned(name)
+        return line if line > 1 else launch
+
+    def site_variables(self) -> dict[str, Any]:
+        """Return the variables that the site's profile gives the ranks."""
+        return {**(self.site.get("environment") or {}), **((self.site.get("network") or {}).get("variables") or {})}
 
     def withhold(self) -> None:
         """Take each secret out of what is written, and say on which line of the script it stands."""
+        if any(SECRET.search(line) or secrets_in_line(line) for line in self.run_text.splitlines()):
+            self.run_text = ""
+            self.leave(1, self.run_name, "would hold a secret: let the script read it elsewhere")
         for key, value in list(self.keys.items()):
             items = value if isinstance(value, list) else [value]
             kept = [item for item in items if not (isinstance(item, str) and self._withheld(key, item))]
@@ -124,24 +170,19 @@ class Imported:
         if key[0] in ("environment", "network") and is_secret_name(key[-1]):
             names.append(key[-1])
         found = SECRET.search(item) or _USER_IN_URL.search(item)
-        if not names and not found:
+        if not names and not found and not any(each in item for each in self.secrets if len(each) > 3):
             return False
         for name in names:
             self.add("environment_from", name)
-        known = [f"{name}=" for name in names] or [found[0] if found else "", key[-1]]
+        known = [f"{name}=" for name in names] or [found[0] if found else key[-1], key[-1]]
         lines = enumerate(self.script.lines, 1)
         line = next((at for at, text in lines if any(each in text for each in known)), 1)
         todo = f"export {names[0]} in your shell before you submit" if names else "let the script read it elsewhere"
-        self.leave(line, f"{'.'.join(key)}: ...", f"a secret: revoke it, and {todo}", lost=key[0] != "environment")
+        self.leave(
+            line, f"{'.'.join(key)}: ...", f"a secret: revoke it, and {todo}", lost=not names or key[0] != "environment"
+        )
+        self.named |= {key[-1], *names}
         return True
-
-    def inside(self, path: str) -> str:
-        """Return a path of the script, as seen from the folder that you submit from."""
-        submitted = _from("SLURM_SUBMIT_DIR", path)
-        if submitted != path or not self.folder or path.startswith(("/", "$", "~")):
-            return submitted
-        folder = self.folder.rstrip("/")
-        return f"{folder}{path[1:]}" if re.match(r"\.(:|$)", path) else f"{folder}/{path.removeprefix('./')}"
 
 
 def _from(folder: str, path: str) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import re
 
+from slurmddp.cluster.duration import limit_of
 from slurmddp.job.types import SBATCH, memory, slurm_time
 from slurmddp.scripts.check.directives import REMOVED, SRUN_ONLY, Directive
+from slurmddp.scripts.check.values import number
 from slurmddp.scripts.imports.imported import Imported
 
 _SAME = ("account", "partition", "qos", "constraint")
@@ -48,11 +50,10 @@ def carry_options(job: Imported) -> None:
         value = script.option(name)
         unread = asked.unread if name in ("nodes", "ntasks") else asked.gpus_per_node is None and name != "gres"
         if value is not None and unread:
-            job.leave(
-                script.line_of(name), f"--{name}={value}", "set resources.nodes, gpus_per_node and ranks_per_node"
-            )
+            todo = "set resources.nodes, gpus_per_node and ranks_per_node"
+            job.leave(script.line_of(name), f"--{name}={value}", todo)
     cpus = (asked.cpus_per_task or 0) * (asked.tasks_per_node or 0)
-    per_gpu = _number(script.option("cpus-per-gpu")) * (asked.gpus_per_node or 0)
+    per_gpu = (number(script.option("cpus-per-gpu")) or 0) * (asked.gpus_per_node or 0)
     if cpus or per_gpu:
         job.set("resources.cpus_per_node", cpus or per_gpu)
     _carry_memory(job, cpus or per_gpu)
@@ -73,10 +74,6 @@ def _carry_memory(job: Imported, cpus: int) -> None:
             job.set("resources.mem_per_node", memory(math.ceil(int(match[1]) * _MIB[match[2]]) * times))
 
 
-def _number(value: str | None) -> int:
-    return int(value) if value and value.isdigit() else 0
-
-
 def _carry(job: Imported, each: Directive) -> None:
     name, value = each.name, each.value
     text = f"--{name}" + (f"={value}" if value else "")
@@ -91,7 +88,7 @@ def _carry(job: Imported, each: Directive) -> None:
         job.set("resources.nodes", int(value) if value.isdigit() else value)
     elif name in _SAME and re.fullmatch(SBATCH, value):
         job.set(f"resources.{name}", value)
-    elif name == "time" and (seconds := _seconds(value)):
+    elif name == "time" and (seconds := limit_of(value)):
         job.set("resources.time", slurm_time(seconds))
     elif name == "exclusive" and value in ("", "exclusive"):
         job.set("resources.exclusive", True)
@@ -103,10 +100,8 @@ def _carry(job: Imported, each: Directive) -> None:
         job.leave(each.line, text, why, lost=False)
     elif name.startswith("container"):
         job.leave(each.line, text, "set container.image and container.binds: the whole script runs in this container")
-    elif name == "chdir":
-        job.enter(each.line, text, value)
-    elif name == "gres" and all(part.partition(":")[0] == "gpu" for part in value.split(",")):
-        return
+    elif name == "chdir" or (name == "gres" and all(part.partition(":")[0] == "gpu" for part in value.split(","))):
+        return  # the recorded launch has the folder
     elif name == "export":
         for part in re.split(r",(?=\w+=|ALL\b|NONE\b)", value):
             variable, equals, given = part.partition("=")
@@ -130,14 +125,3 @@ def _carry_unknown(job: Imported, each: Directive, text: str) -> None:
         job.add("resources.sbatch_extra", text)
     else:
         job.leave(each.line, text, "slurmddp accepts no blanks, quotes or variables there")
-
-
-def _seconds(value: str) -> int:
-    """Seconds of a time as sbatch reads it: 30, 30:00, 2:00:00, 1-12, 1-12:30, 1-12:30:00; 0 if it is none."""
-    match = re.fullmatch(r"(?:(\d{1,6})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?", value)
-    if not match:
-        return 0
-    days, first, second, third = (int(part or 0) for part in match.groups())
-    if match[1]:
-        return days * 86400 + first * 3600 + second * 60 + third
-    return first * 3600 + second * 60 + third if match[4] else first * 60 + second

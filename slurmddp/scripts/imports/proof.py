@@ -1,234 +1,304 @@
-"""Proof of an import: the launch of the job file is compared with what bash starts when it evaluates the script.
+"""Proof of an import: what the job file starts is compared with what the script starts.
 
-Whatever the script starts and the job file does not, or differently, and no comment of the job file names, is lost:
-the import then fails, by name. What cannot be evaluated is not proven."""
+The job file is planned as `submit` plans it and written as a script. Bash evaluates it in the same imagined jobs as the
+script. Each program that only one of them starts, and each difference between both launches, is lost by name."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from slurmddp.container import SIF_PROGRAMS
-from slurmddp.scripts.check.launches import base, launcher_options, programs
-from slurmddp.scripts.check.recorded import record, unset_names
-from slurmddp.scripts.imports.commands import given_by_others
-from slurmddp.scripts.imports.imported import Imported, shown_variable
-from slurmddp.scripts.sandbox.evaluate import HOME, SUBMIT, Evaluated, Started, number
+from slurmddp.job.plan.build import make_plan
+from slurmddp.job.plan.model import Context, Plan
+from slurmddp.job.sensitive import is_secret_name
+from slurmddp.launch.prepare import Prepared
+from slurmddp.scripts.check.launches import launcher_options, programs, srun_options
+from slurmddp.scripts.check.recorded import beside, imagined
+from slurmddp.scripts.check.script import parse
+from slurmddp.scripts.imports.imported import Imported
+from slurmddp.scripts.imports.launch import VENV, given_by_others, meets, program_of, sif_options
+from slurmddp.scripts.sandbox.evaluate import SUBMIT, Evaluated, Started, Unavailable, evaluate, number
 
-_WRAPPERS = {
-    "srun", "apptainer", "singularity", "timeout", "nohup", "nice", "ionice", "numactl", "taskset", "stdbuf", "setsid",
-    "time", "nsys", "ncu", "strace", "uv", "conda", "mamba", "micromamba", "poetry", "pixi",
-}  # fmt: skip
-#: Wrappers that change nothing of what the ranks do, or have a key.
-_TRANSPARENT = {
-    "srun", "apptainer", "singularity", "nohup", "setsid", "time", "uv", "stdbuf", "conda", "mamba", "micromamba",
-}  # fmt: skip
-#: What only shows something, or becomes a line of setup.
+#: What starts the words behind it, and changes nothing of them that the job file does not hold.
+_TRANSPARENT = {"srun", "apptainer", "singularity", "nohup", "setsid", "time", "stdbuf"}
+#: What only shows something.
 _HARMLESS = {
-    "module", "ml", "source", ".", "ulimit", "hostname", "squeue", "sinfo", "sacct", "scontrol", "nvidia-smi", "which",
-    "rocm-smi", "git", "nvcc", "id", "nproc", "df", "du", "free", "uname", "ip", "ifconfig", "ss", "lsof", "netstat",
-    "spack", "lscpu", "type", "getent", "sync", "ibstat", "ibv_devinfo", "lspci", "python", "python3", "ps", "top",
+    "hostname", "squeue", "sinfo", "sacct", "scontrol", "nvidia-smi", "which", "rocm-smi", "nvcc", "id", "nproc", "df",
+    "du", "free", "uname", "ip", "ifconfig", "ss", "lsof", "netstat", "lscpu", "type", "getent", "sync", "ibstat",
+    "ibv_devinfo", "lspci", "ps", "top", "lsmod", "rocminfo", "clear", "whoami", "git",
 }  # fmt: skip
+_BY_CONFIG = "as the config file says"  # which `_ranks` has read
+_OF_PROGRAM = ("program", "arguments", "python", "folder")
+_NO_FILE = re.compile(r"/dev/null|/\.sandbox|/proc/")
 
 
-def evaluated(job: Imported) -> tuple[Evaluated, ...] | None:
-    """Return what the script starts from this shell; None, if bash cannot evaluate it. A variable that only the shell
-    may set is another one in the second job: what follows from it is not known to a job file."""
-    names = unset_names(job.script.text)
-    here = {name: job.environment[name] for name in names if name in job.environment and shown_variable(name)}
-    return record(job.script, here, {name: f"@{name}@" for name in names})
+class Launched(NamedTuple):
+    """What one task starts. facts: by name, as a reader sees them."""
+
+    start: Started
+    facts: dict[str, Any]
+    variables: dict[str, str]
 
 
-def prove(job: Imported, runs: tuple[Evaluated, ...] | None) -> None:
-    """Leave, as lost, everything in which the job file would start something else than the script."""
-    if runs is None:
-        why = "not proven: bash could not evaluate it here (no user namespaces, or it does not end)"
-        job.leave(1, "the whole script", why)
+def prove(job: Imported, line: int, runs: Sequence[Evaluated], prepared: Prepared) -> None:
+    """Leave, as lost, all in which the job file would start something else than the script. line: of its launch."""
+    plan = make_plan(prepared.resolved, Context(cwd=SUBMIT, python="python3"))
+    script = parse(rendered(plan), job.script.path)
+    mine = imagined(script, {}, {})[0]
+    theirs = [each for each in runs if len(each.job.hosts) == len(mine.hosts)]  # another has more nodes than asked for
+    jobs = [replace(each.job, tasks_per_node=mine.tasks_per_node, slurm=mine.slurm, folder="") for each in theirs]
+    files = {**beside(job.script), **({job.run_name: job.run_text} if job.run_text else {})}
+    try:
+        ours = evaluate(script.text, jobs, job.script.path.name, files)
+    except Unavailable:
+        ours = []
+    if not ours or not all(each.ended for each in ours):
+        job.leave(line, "the whole script", "not proven: bash could not evaluate what the job file starts")
         return
-    for run in runs[:2]:  # the others have more nodes than the job file
-        for line, text, why in _differences(job, run):
-            job.leave(line, text, why)
+    for one, other in zip(theirs, ours, strict=True):
+        if not _compare(job, one, other, plan):
+            if "program" not in job.named:
+                why = "bash does not start the job file's program when it evaluates the script"
+                why = f"{job.run_name} would not start the same in each task" if job.run_text else why
+                job.leave(line, "the launch", why, about="program")
+            return
 
 
-def refuse_started(job: Imported, runs: tuple[Evaluated, ...]) -> list[tuple[int, str]]:
-    """Return the lines that start what slurmddp does not run, and its name."""
-    kinds = {**dict.fromkeys(("mpirun", "mpiexec", "orterun", "prun"), "mpirun"), "ray": "Ray"}
-    kinds |= {name: name for name in ("composer", "horovodrun")}
-    return sorted({(each.line, kinds[each.name]) for run in runs for each in run.started if each.name in kinds})
+def rendered(plan: Plan) -> str:
+    """Return a script that starts what the plan starts, in the way of node.sh."""
+    ranks, nodes, container, program = plan.nodes.ranks_per_node, plan.nodes.min, plan.container, plan.program
+    inside = [f"cd {_path(plan.workdir)}"]
+    for group in plan.environment:
+        inside += [f"export {each.name}={shlex.quote(each.value)}" for each in group.variables if not each.base]
+    binds, image = [bind.spec for bind in container.binds], list[str]()
+    options = [f"--nodes={nodes}", f"--ntasks-per-node={ranks if plan.srun else 1}", *(plan.srun or (0, ()))[1]]
+    if container.made_by_srun:
+        options += [f"--container-image={container.image}", f"--container-workdir={plan.workdir}"]
+        options += [f"--container-mounts={','.join(binds)}", *container.options]
+    elif container.image:
+        image = container.words(binds, "--pwd", plan.workdir)
+    words = program.words(program.source)
+    python, folder = container.python, container.python.rpartition("/")[0]
+    launcher = [python, "-m", "torch.distributed.run", f"--nnodes={nodes}", f"--nproc-per-node={ranks or 'gpu'}"]
+    if plan.accelerate:
+        launcher = [f"{folder}/accelerate" if folder else "accelerate", "launch", f"--config_file={plan.accelerate}"]
+        launcher += [f"--num_machines={nodes}", f"--num_processes={nodes * (ranks or 0)}"]
+    if plan.job.launch.max_restarts is not None:
+        launcher.append(f"--max-restarts={plan.job.launch.max_restarts}")
+    if plan.srun:
+        starts = [words if program.bash else [python, *words]]
+    else:
+        starts = [[*launcher, "--no-python", *words], words] if program.bash else [[*launcher, *words]]
+    inside += [" ".join(map(_path, [*image, *each])) for each in starts]
+    text = "\n".join([*plan.job.setup, *inside])
+    head = [f"#SBATCH {option}" for option in plan.sbatch]
+    return "\n".join(["#!/bin/bash", *head, f"srun {' '.join(map(_path, options))} bash -c {shlex.quote(text)}", ""])
 
 
-def _differences(job: Imported, run: Evaluated) -> Iterator[tuple[int, str, str]]:
-    ours = _Told(job)
-    starts = list(programs(run))
-    main = [each for each in starts if ours.is_program(each[1], each[2])]
-    known = {line for line, _, _ in job.left} | set(job.prints)
-    if not main:
-        yield 1, "the launch", "bash does not start it when it evaluates the script"
-        return
-    for start in run.started:
-        trains = any(start is each for each, _, _ in starts)
-        is_main = any(start is each for each, _, _ in main)
-        besides = (trains or start.name not in _WRAPPERS | _HARMLESS) and not is_main
-        if besides and start.line not in known and not _prints(start):
-            yield start.line, " ".join(start.words), "the script also starts this"
-        if start.name in _WRAPPERS - _TRANSPARENT and start.line not in known:
-            yield start.line, " ".join(start.words[:3]), "in front of the program"
-    for start, kind, arguments in main:
-        yield from ours.compare(start, kind, arguments)
-    yield from ours.shape(run, main)
+def _path(text: str) -> str:
+    """Return a word in which a variable that is not set here stays one."""
+    return f'"{text}"' if re.search(r"\$\{[A-Za-z_]\w*\}", text) else shlex.quote(text)
 
 
-def _prints(start: Started) -> bool:
-    return start.words[1:2] in (("-c",), ("--version",), ("-V",))
+def _compare(job: Imported, theirs: Evaluated, ours: Evaluated, plan: Plan) -> bool:
+    """Return whether both start the same program."""
+    launched = list(_launched(job, ours))
+    mine = _merged(launched)
+    started = list(_launched(job, theirs))
+    name = mine.facts["program"].rpartition("/")[2] if mine else None
+    main = [each for each in started if each.facts["program"].rpartition("/")[2] == name]
+    if not mine or not main:
+        return False
+    _others(job, theirs, ours, [each.start for each in main])
+    spread, expected = _spread(theirs, main), {**mine.facts, **_spread(ours, [mine])}
+    added = [bind.spec for bind in plan.container.binds if bind.by_site or bind.destination in (plan.cwd, plan.workdir)]
+    implied = {job.real(each) for each in added} - {bind for each in main for bind in each.facts["binds"]}
+    implied |= set((job.site.get("container") or {}).get("options") or ())
+    for name in ("binds", "options of the container"):
+        expected[name] = tuple(each for each in mine.facts[name] if each not in implied)
+    for each in main:
+        for name, found in {**each.facts, **spread}.items():
+            elsewhere = name == "program" and "folder" in job.named  # relative to it
+            if found not in (expected[name], _BY_CONFIG) and name not in job.named and not elsewhere:
+                why = f"the job file has: {_shown(expected[name])}"
+                job.leave(each.start.line, f"{name}: {_shown(found)}", why, about=name)
+        _variables(job, each, [one for one in launched if one.start.procid is not None], plan)
+    return True
 
 
-class _Told:
-    """What the job file says, as the sandbox would show it."""
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
-    def __init__(self, job: Imported) -> None:
-        self.job = job
-        self.tree: dict[str, Any] = {".".join(key): value for key, value in job.keys.items()}
-        self.environment = {key[1]: str(value) for key, value in job.keys.items() if key[0] == "environment"}
-        self.environment |= {
-            key[2]: str(value) for key, value in job.keys.items() if key[:2] == ("network", "variables")
-        }
-        self.from_shell = set(job.keys.get(("environment_from",), []))
-        self.setup = [str(each) for each in job.keys.get(("setup",), [])]
-        self.args = [str(each) for each in self.tree.get("train.args", [])]
-        self.lines = {line for line, _, _ in job.lost}
-        self.texts = [text for _, text, _ in job.left]
 
-    def real(self, text: str) -> str:
-        """Return a recorded text with the folders and the name of the user instead of the sandbox's."""
-        environment = self.job.environment
-        text = text.replace(HOME, environment.get("HOME", HOME))
-        there, here = SUBMIT, os.getcwd()
-        while there != "/":  # `cd ..` leaves the folder of both
-            text = text.replace(there, here if here != "/" else "/.")
-            there, here = os.path.dirname(there), os.path.dirname(here)
-        return text.replace("sandboxuser", environment.get("USER", "sandboxuser"))
+def _merged(mine: list[Launched]) -> Launched | None:
+    """Return the launch of the job file. run.sh starts the program: the launcher of run.sh gives the ranks."""
+    launcher = next((each for each in mine if each.facts["program"].endswith("/bash")), None)
+    program = next((each for each in mine if each is not launcher), None)
+    same = all(each.facts == program.facts for each in mine if program and not each.facts["program"].endswith("/bash"))
+    if launcher is None or program is None or not same:
+        return program if same else None  # run.sh is another one in each task
+    return program._replace(facts=launcher.facts | {name: program.facts[name] for name in _OF_PROGRAM})
 
-    def path(self, text: str, folder: str = "") -> str:
-        """Return a path of the job file as a whole path."""
-        environment: Mapping[str, str] = {**self.job.environment, "PWD": os.getcwd(), "SLURM_SUBMIT_DIR": os.getcwd()}
-        text = re.sub(r"\$\{?(\w+)\}?", lambda match: environment.get(match[1], match[0]), text)
-        if text == "~" or text.startswith("~/"):
-            text = environment.get("HOME", "~") + text[1:]
-        return os.path.normpath(os.path.join(folder or os.getcwd(), text))
 
-    def is_program(self, kind: str, arguments: list[str]) -> bool:
-        program, _, _ = _program(kind, arguments)
-        script = self.tree.get("train.script")
-        if script is None:
-            return program == self.tree.get("train.module")
-        return base(program) == base(str(script))
-
-    def compare(self, start: Started, kind: str, arguments: list[str]) -> Iterator[tuple[int, str, str]]:
-        """Yield in what one task differs from a rank of the job file."""
-        program, module, rest = _program(kind, arguments)
-        folder = os.path.normpath(self.real(start.folder))
-        args = [self.real(each) for each in rest]
-        if args != self.args and not any(text.startswith(("argument", "environment")) for text in self.texts):
-            there = next(
-                (one for one in args if one not in self.args), next((o for o in self.args if o not in args), "")
-            )
-            yield start.line, f"arguments: {' '.join(args)}", f"the job file has others: {there}"
-        if not module and self.path(self.real(program), folder) != self.path(str(self.tree.get("train.script"))):
-            yield start.line, program, f"the job file starts {self.tree.get('train.script')}"
-        workdir = str(self.tree.get("train.workdir", "."))
-        if (
-            folder != self.path(workdir)
-            and "train.project" not in self.tree
-            and not any(t.startswith(("cd", "--chdir")) for t in self.texts)
-        ):
-            yield start.line, f"cd {start.folder}", "the ranks would start in another folder"
-        yield from self._variables(start)
-        yield from self._container(start)
-        for stream, name in ((0, "input"), (1, "output")):
-            target = start.streams[stream]
-            if not re.match(r"/dev/|pipe:|socket:|/\.sandbox", target) and start.line not in self.lines:
-                yield start.line, self.real(target), f"a file for the ranks' standard {name}"
-        python = str(self.tree.get("container.python", ""))
-        found = self.real(start.words[0])
-        if (
-            "/" in found
-            and not start.contained
-            and os.path.dirname(self.path(found, folder)) != os.path.dirname(self.path(python))
-        ):
-            if not any(found in text for text in self.texts):
-                yield start.line, found, "another Python than the job file's"
-
-    def _variables(self, start: Started) -> Iterator[tuple[int, str, str]]:
-        sourced = any(line.split()[:1] in (["source"], ["."], ["module"], ["set"]) for line in self.setup)
-        script = self.job.script
-        for name, value in start.added.items():
-            assigned = script.assigned(name)
-            if name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") and self.tree.get("network.interface") == value:
-                continue
-            written = re.search(rf"\b{re.escape(name)}=", script.text) is not None
-            told = self.environment.get(name)
-            if given_by_others(name) or name in self.from_shell or self.named(name):
-                continue
-            if told == self.real(value) or any(re.search(rf"\b{re.escape(name)}\b", each) for each in self.setup):
-                continue
-            if told is not None:
-                yield assigned, f"{name}={self.real(value)}", f"the job file sets {name}={told}"
-            elif written or not sourced:
-                yield assigned, f"{name}={value}", "the ranks would not have it"
-        for name, value in self.environment.items():
-            real = self.real(start.environment.get(name, ""))
-            if real != value and not name.startswith("ACCELERATE_") and name not in self.texts:
-                yield script.assigned(name), f"{name}={real}", f"the job file sets {name}={value}"
-
-    def named(self, name: str) -> bool:
-        """Tell whether a comment of the job file names a variable."""
-        return any(re.search(rf"\b{re.escape(name)}\b", text) for text in self.texts)
-
-    def _container(self, start: Started) -> Iterator[tuple[int, str, str]]:
-        runtime = str(self.tree.get("container.runtime", "none"))
-        inside = runtime in SIF_PROGRAMS
-        if start.contained != inside and start.line not in self.lines:
-            yield start.line, "container", f"the job file has container.runtime: {runtime}"
-
-    def shape(self, run: Evaluated, main: list[tuple[Started, str, list[str]]]) -> Iterator[tuple[int, str, str]]:
-        """Compare ranks per node and nodes."""
-        start, kind, arguments = main[0]
-        steps = {each.step for each, _, _ in main}
-        nodes = len(run.job.hosts)
-        step_nodes = number(start.environment.get("SLURM_STEP_NUM_NODES", "")) or 1
-        there = max(step_nodes, len(steps)) if start.step else 1
-        tasks = number(start.environment.get("SLURM_NTASKS", "")) or 1 if start.step else 1
-        per_node = max(1, tasks // step_nodes)
-        if there != nodes and start.line not in self.lines:
-            yield start.line, " ".join(start.words[:2]), f"starts on {there} of {nodes} nodes"
+def _launched(job: Imported, run: Evaluated) -> Iterator[Launched]:
+    for start, kind, arguments in programs(run):
+        program, module, rest = program_of(kind, arguments)
         options = launcher_options(arguments)[0] if kind != "python" else {}
-        given = {"torchrun": "nproc-per-node", "accelerate": "num-processes", "deepspeed": "num-gpus"}
-        count = options.get(given.get(kind, ""), "")
-        if kind != "python" and not count.isdigit():
-            return  # gpu, auto, or of a file: as the text says
-        ranks = per_node if kind == "python" else (number(count) or 0) * per_node
-        if kind == "accelerate":
-            machines = number(options.get("num-machines") or str(nodes))
-            if machines is None:
-                return  # known only when the job runs, as the text says
-            ranks = ranks // max(1, machines)
-        told = self.tree.get("resources.ranks_per_node", self.tree.get("resources.gpus_per_node", ranks))
-        if str(told) != str(ranks) and start.line not in self.lines:
-            yield start.line, f"{ranks} ranks per node", f"the job file starts {told}"
+        folder, container, binds, more = _container(run, start)
+        path = start.words[0]
+        name = path.rpartition("/")[2]
+        python = os.path.dirname(_whole(start.folder, path)) if "/" in path else ""
+        facts: dict[str, Any] = {
+            "folder": folder,
+            "program": program if module else _whole(folder, program),
+            "arguments": tuple(rest),
+            "python": python or (name if re.fullmatch(r"python\d\.\d+", name) else "python of PATH"),
+            "container": container,
+            "binds": binds,
+            "options of the container": more,
+            "options of the launcher": tuple(
+                sorted(
+                    f"--{name}={_whole(folder, value) if name == 'config-file' else value}"
+                    for name, value in options.items() if not meets(name)
+                )
+            ),
+            "ranks per node": _ranks(run, start, kind, options),
+            "how ranks start": "srun" if kind == "python" and start.step else "torchrun",
+            "standard input": _file(start.streams[0]),
+            "standard output": _file(start.streams[1]),
+            "standard error": _file(start.streams[2]),
+        }  # fmt: skip
+        variables = {
+            re.sub("^(APPTAINER|SINGULARITY)ENV_", "", key) if container else key: job.real(value)
+            for key, value in start.added.items()
+        }
+        if precision := options.get("mixed-precision"):
+            variables["ACCELERATE_MIXED_PRECISION"] = precision
+        for name, value in facts.items():
+            facts[name] = tuple(map(job.real, value)) if isinstance(value, tuple) else job.real(value)
+        yield Launched(start, facts, variables)
 
 
-def _program(kind: str, arguments: list[str]) -> tuple[str, bool, list[str]]:
-    """(program, whether it is a module, its arguments) behind the options of a launcher or of python."""
-    module = False
-    if kind != "python":
-        options, end, _ = launcher_options(arguments)
-        module = bool(options.keys() & {"m", "module"})
-        arguments = arguments[end:]
-    at = 0
-    while (at < len(arguments) and arguments[at].startswith("-")) or arguments[at : at + 1] == ["python"]:
-        if arguments[at] == "-m":
-            return arguments[at + 1] if at + 1 < len(arguments) else "", True, arguments[at + 2 :]
-        at += 2 if arguments[at] in ("-W", "-X") else 1
-    return (arguments[at] if at < len(arguments) else ""), module, arguments[at + 1 :]
+def _whole(folder: str, path: str) -> str:
+    return os.path.normpath(os.path.join(folder, path)).replace("//", "/", 1)
+
+
+def _file(stream: str) -> str:
+    return "none" if _NO_FILE.match(stream) else "a pipe" if stream.startswith(("pipe:", "socket:")) else stream
+
+
+def _ranks(run: Evaluated, start: Started, kind: str, options: Mapping[str, str]) -> str:
+    nodes = number(start.environment.get("SLURM_STEP_NUM_NODES", "")) or 1
+    tasks = max(1, (number(start.environment.get("SLURM_NTASKS", "")) or 1) // nodes) if start.step else 1
+    if kind == "python" and start.step and tasks * nodes != number(start.environment.get("SLURM_NTASKS", "")):
+        return f"{start.environment.get('SLURM_NTASKS')} on {nodes} nodes"
+    if kind == "python":
+        return str(tasks)
+    if "config-file" in options and "num-processes" not in options:
+        return _BY_CONFIG
+    count: str | int | None = options.get("nproc-per-node", start.environment.get("PET_NPROC_PER_NODE", "1"))
+    if kind != "torchrun":
+        total, machines = number(options.get("num-processes", "")), number(options.get("num-machines", "1"))
+        count = total // machines if total and machines else None
+    if count in ("gpu", "auto"):
+        count = run.job.gpus
+    return f"{count}" + (f" in each of {tasks} launchers" if tasks > 1 else "")
+
+
+def _spread(run: Evaluated, launched: Iterable[Launched]) -> dict[str, str]:
+    """Return on how many nodes a launch starts, and how often."""
+    starts = [each.start for each in launched]
+    hosts = {each.environment.get("SLURMD_NODENAME", "") for each in starts}
+    most = max((number(each.environment.get("SLURM_STEP_NUM_NODES", "")) or 1 if each.step else 1) for each in starts)
+    times = Counter((each.environment.get("SLURMD_NODENAME"), each.procid if each.step else 0) for each in starts)
+    return {"nodes": str(max(most, len(hosts))), "starts of each task": str(max(times.values()))}
+
+
+def _container(run: Evaluated, start: Started) -> tuple[str, str, tuple[str, ...], tuple[str, ...]]:
+    """(folder of the program, container, binds, other options)."""
+    same = [each for each in run.started if (each.step, each.procid) == (start.step, start.procid)]
+    around = [each for each in same if each.name in SIF_PROGRAMS and each.order < start.order and start.contained]
+    if around:
+        outer = around[-1]
+        image, options = sif_options(outer.words[2:])
+        binds = [bind for name, value in options if name in ("-B", "--bind") for bind in value.split(",")]
+        folder = next((value for name, value in options if name == "--pwd"), outer.folder)
+        taken = ("-B", "--bind", "--pwd", "--nv", "--rocm", "-e", "--cleanenv")
+        more = sorted(f"{name}={value}" if value else name for name, value in options if name not in taken)
+        kind = f"{outer.name} {outer.words[1]} {_whole(outer.folder, image)}"
+        # A shell in the container may have gone elsewhere.
+        folder = start.folder if start.folder != outer.folder else _whole(outer.folder, folder)
+        return folder, kind, _specs(outer.folder, binds), tuple(more)
+    step = next((each for each in run.started if each.order == start.step and start.step), None)
+    words = dict(srun_options(list(step.words[1:]))[0]) if step else {}
+    if step is None or "container-image" not in words:
+        return start.folder, "none", (), ()
+    own = {name: value for name, value in words.items() if name.startswith("container-")}
+    image, mounts = own.pop("container-image"), own.pop("container-mounts", "")
+    folder = own.pop("container-workdir", "that of the image")
+    folder = start.folder if start.folder != step.folder else folder
+    more = sorted(f"--{name}={value}".removesuffix("=") for name, value in own.items())
+    image = image if "://" in image or not re.match(r"[./$~]", image) else _whole(step.folder, image)
+    return folder, f"pyxis {image}", _specs(step.folder, mounts.split(",")), tuple(more)
+
+
+def _specs(folder: str, binds: Iterable[str]) -> tuple[str, ...]:
+    found = set()
+    for bind in filter(None, binds):
+        source, destination, mode = [*bind.split(":"), "", ""][:3]
+        source = _whole(folder, source)
+        found.add(f"{source}:{destination or source}:{mode or 'rw'}")
+    return tuple(sorted(found))
+
+
+def _variables(job: Imported, their: Launched, mine: Sequence[Launched], plan: Plan) -> None:
+    asked = {**plan.job.environment, **plan.job.network.variables}
+    secret = set(plan.job.environment_from)
+    for name in sorted((their.variables.keys() | asked.keys()) - job.named - secret):
+        found, all_told = their.variables.get(name), {each.variables.get(name) for each in mine}
+        told = next((each for each in all_told if each != found), found)
+        interface = name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") and plan.job.network.interface == found
+        if found == told or interface or given_by_others(name) or (found is None and name in job.site_variables()):
+            continue
+        shown = "..." if is_secret_name(name) else found
+        why = "the ranks would not have it" if told is None else f"the job file sets {name}={told}"
+        text = f"unset {name}" if found is None else f"{name}={shown}"
+        job.leave(job.line_of(their.start.line, name), text, why, about=name)
+
+
+def _others(job: Imported, theirs: Evaluated, ours: Evaluated, main: Sequence[Started]) -> None:
+    """Leave each program that the script starts beside the launch and the job file does not."""
+    known = {_words(job, each) for each in ours.started}
+    for each in theirs.started:
+        text = "".join(job.script.lines[each.line - 1 : each.line])
+        value = re.match(rf"\s*(export\s+)?\w+=.*\$\(.*{re.escape(each.name)}", text)  # which is known, or not
+        prints = (each.streams[1].startswith("pipe:") and value) or each.name in _HARMLESS
+        prints = prints or each.words[1:2] in (("-c",), ("--version",), ("-V",))
+        around = each.name in _TRANSPARENT
+        if each.name in SIF_PROGRAMS:  # with a program behind the image
+            around = (
+                each.words[1:2] in (("exec",), ("run",), ("shell",))
+                and sif_options(each.words[2:])[0] != each.words[-1]
+            )
+        around |= each.words[:2] == ("uv", "run") and each.words[2][:1] != "-" and VENV in job.keys.get(("setup",), [])
+        if any(each is one for one in main) or around or _words(job, each) in known or each.line in job.lines:
+            continue
+        if prints and "open(" not in " ".join(each.words):
+            job.lines.add(each.line)
+            continue
+        front = any(each.words[-len(one.words) :] == one.words for one in main)
+        text = " ".join(each.words[: len(each.words) - len(main[0].words)] if front else each.words)
+        job.leave(each.line, job.real(text), "in front of the launch" if front else "the script also starts this")
+
+
+def _words(job: Imported, start: Started) -> tuple[str, ...]:
+    """Return the words of a command; files of those that setup has, as whole paths."""
+    files = start.name in ("mkdir", "source", ".")
+    words = (_whole(start.folder, word) if files and not word.startswith("-") else word for word in start.words[1:])
+    return (start.name, *map(job.real, words))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,16 +12,20 @@ from typing import Any, NamedTuple
 from slurmddp.errors import UserError
 from slurmddp.job.job import Resources
 from slurmddp.job.resolve import Request
+from slurmddp.job.sensitive import is_secret_name
 from slurmddp.launch.named_file import JOB_SUFFIXES, job_name
-from slurmddp.launch.prepare import prepare
+from slurmddp.launch.prepare import Prepared, prepare
 from slurmddp.launch.schemas import schema_file
+from slurmddp.scripts.check.find import Finder
 from slurmddp.scripts.check.fix import fix_script
+from slurmddp.scripts.check.launches import Launch, base
+from slurmddp.scripts.check.recorded import imagined, record, unset_names
 from slurmddp.scripts.check.script import parse, read
-from slurmddp.scripts.imports.commands import carry_commands
-from slurmddp.scripts.imports.imported import Imported
+from slurmddp.scripts.imports.imported import Imported, shown_variable
+from slurmddp.scripts.imports.launch import carry_launch, main_launch, refuse_others
 from slurmddp.scripts.imports.options import carry_options
-from slurmddp.scripts.imports.program import carry_program, launch_commands, main_launch, refuse_others
-from slurmddp.scripts.imports.proof import evaluated, prove, refuse_started
+from slurmddp.scripts.imports.proof import prove
+from slurmddp.scripts.sandbox.evaluate import Evaluated
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.sites.draft.choose import Made, address, choose_site
 from slurmddp.visible import one_line
@@ -29,15 +35,29 @@ _UNREADABLE = {
     "crlf", "invisible-character", "no-shebang", "broken-continuation", "blank-in-assignment", "no-program",
     "sbatch-option", "sbatch-after-command", "sbatch-variable", "conda-activate",
 }  # fmt: skip
+_RESTARTS = re.compile(r"--auto-resume(=\d+)?")  # of srun on HyperPod
+#: What changes nothing that the ranks see, or what the recorded launch shows.
+_BUILTIN = re.compile(
+    r"(echo|printf|exit|return|break|continue|wait|sleep|true|false|set|shift|read|let|test|trap|local|date|hostname|:)\b|"
+    r"[\[(:]|(export |declare |readonly |typeset )?-?\w+\+?=|(export|declare|cd|pushd|popd|eval|nvidia-smi|cat|head)\b"
+)
+_CONDITION = re.compile(r"\s*(?:el)?if\s+(?:!\s+)?(?!\[|\(\(|test\s|:|true\b|false\b)(\S+)")
+_ONLY_SAYS = re.compile(r"(echo|printf|exit|return|else|#)\b.*|#.*|$")
+_SHORT = re.compile(r"(&&|\|\|)\s*(export\s+)?[A-Za-z_]\w*=")
 _ORDER = ("name", "site", "resources", "container", "environment", "environment_from", "setup", "network", "launch",
           "timeouts", "recovery", "train")  # fmt: skip
 _RESOURCES = tuple(Resources.model_fields)
+_ADDED = (
+    "requeue (recovery.requeue)", "a stop before the time limit (timeouts.stop)",
+    "restarts of ranks (launch.max_restarts)",
+)  # fmt: skip
 _LONGEST = 120  # characters of a line that is shown in a comment
 
 
 class JobText(NamedTuple):
-    """text: the job file; problems: why slurmddp would not submit it yet; valid: they are not the file's, but depend
-    on the shell that submits it, or on you; lost: lines of the script without which another job would start."""
+    """text: the job file; run_text: run.sh beside it, if it needs one; problems: why slurmddp would not submit it yet;
+    valid: they are not the file's, but depend on the shell that submits it, or on you; lost: lines of the script
+    without which another job would start."""
 
     text: str
     made: Made
@@ -45,6 +65,8 @@ class JobText(NamedTuple):
     lost: list[str]
     problems: list[str]
     valid: bool
+    run_name: str = ""
+    run_text: str = ""
 
 
 def import_script(path: Path, site: str | None, shown: str) -> JobText:
@@ -56,31 +78,84 @@ def import_script(path: Path, site: str | None, shown: str) -> JobText:
         made = made._replace(site="generic")
     _, layer = catalogue.load(made.site)
     fixed = fix_script(read(path), only=_UNREADABLE)
-    job = Imported(parse(fixed.text, path), fixed.origins, layer.tree)
-    runs = evaluated(job)
-    refuse_others(job, refuse_started(job, runs or ()))
+    text = _RESTARTS.sub("", fixed.text)
+    job = Imported(parse(text, path), fixed.origins, layer.tree, str(Path(shown).with_name("run.sh")))
+    for line, had in enumerate(fixed.text.split("\n"), 1):
+        if _RESTARTS.search(had):
+            job.leave(line, "--auto-resume", "slurmddp restarts the ranks by itself", lost=False)
+    defaults, runs = evaluated(job)
+    refuse_others(job, runs)
     job.set("name", job_name(path))
     job.set("site", made.site)
     carry_options(job)
-    launch = main_launch(job)
-    carry_commands(job, launch_commands(job, launch), launch)
-    problems = []
+    launch = main_launch(job) if runs else None
     if launch:
-        carry_program(job, launch)
-    elif runs:
-        problems.append("no launch of torchrun, accelerate, deepspeed or python was found: set train.script")
-    else:
-        problems.append("bash could not evaluate the script here, so no launch of it is known: set train.script")
-    if launch or runs is None:
-        prove(job, runs)
+        carry_launch(job, launch, runs)
+        _leave_unseen(job, launch, runs)
     job.withhold()
-    text = _text(job, path, shown)
-    refused, missing = _judge(text, shown)
-    lost = [
-        f"line {_origin(job, line)}: {one_line(text)} -> {one_line(why)}" for line, text, why in sorted(set(job.lost))
-    ]
+    prepared, refused, missing = _judge(job, path, shown, defaults)
+    if prepared and launch:
+        prove(job, launch.line, runs, prepared)
+    none = "no launch of torchrun, accelerate, deepspeed or python was found: set train.script"
+    problems = [*([] if launch else [none]), *refused, *missing]
+    if not runs:
+        job.leave(1, "the whole script", "not proven: bash could not evaluate it here (no user namespaces, or no end)")
+    entries = sorted(set(job.lost))
+    lost = [f"line {_origin(job, line)}: {one_line(what)} -> {one_line(why)}" for line, what, why in entries]
+    written = _text(job, path, shown, defaults)
     valid = not refused and launch is not None
-    return JobText(text, made, len(set(job.left)), lost, [*problems, *refused, *missing], valid)
+    left = len(set(job.left))
+    return JobText(written, made, left, lost, problems, valid, job.run_name, job.run_text)
+
+
+def evaluated(job: Imported) -> tuple[list[str], tuple[Evaluated, ...]]:
+    """(variables whose defaults count, what the script starts from this shell, in several jobs; nothing, if bash cannot
+    evaluate it). A variable that only the shell may set is another one in one of the jobs: what follows from it is not
+    known to a job file. One that the script has a default for, and this shell does not set, has its default."""
+    script, environment, names = job.script, job.environment, unset_names(job.script.text)
+    prepared = script.sourced or any(each.words[:1] in (["module"], ["ml"]) for each in script.commands)  # may set them
+    here = {name: environment[name] for name in names & environment.keys() if shown_variable(name, prepared=prepared)}
+    pattern = r"\$\{{{0}:?[-=]|-[znv]\s+[\"']?\$?\{{?{0}\b"  # a default, or a test of whether it is set
+    unset = () if script.sourced else names - environment.keys()
+    defaults = {name for name in unset if re.search(pattern.format(name), script.text)}
+    folders = set(re.findall(r"\$\{?(\w+)\}?/", script.text))
+    given = {
+        name: f"{'/.' * (name in folders or shown_variable(name))}@{name}@" for name in names - here.keys() - defaults
+    }
+    runs = record(script, here, given) or ()
+    if len(runs) < 2 or {each.role for each in imagined(script, here, given)} - {each.job.role for each in runs}:
+        return [], ()
+    vars(script)["found"] = Finder(script, runs).find()  # what it starts from this shell
+    job.secrets |= {value for _, name, value in runs[0].assigned if is_secret_name(name) and value}
+    return sorted(defaults), runs
+
+
+def _leave_unseen(job: Imported, launch: Launch, runs: tuple[Evaluated, ...]) -> None:
+    """Leave what the recording does not show: files that the batch shell writes, branches that nothing has taken, and
+    branches that depend on what a program returns, which in the sandbox does nothing."""
+    started = [(each.line, each.name) for each in runs[0].started if not each.step]
+    written = [(each.line, base(each.words[0])) for each in job.script.commands if each.words]
+    own = [(each.words, each.lines) for each in (launch.command, launch.step and launch.step.command) if each]
+    for command in job.script.commands:
+        words, text = command.words or [""], " ".join(command.words).replace("\n", " ")
+        if (command.words, command.lines) in own or command.line > launch.line:
+            continue
+        if words[0] == "trap":
+            job.leave(command.line, text, "job.sh stops, saves and requeues the job itself", lost=False)
+        elif command.output not in ("", "/dev/null", "/dev/stderr", "/dev/stdout") and words[0] != "exec":
+            job.leave(command.line, f"{text} > {command.output}", "writes a file on the first node only")
+        elif command.branch and "$" not in words[0] and not _BUILTIN.match(text):
+            places = [(line, base(words[0])) for line in range(command.line, command.last + 1)]
+            if sum(map(started.count, places)) < written.count(places[0]):
+                job.leave(command.line, text, "in a branch that is not taken here")
+    for line, text in enumerate(job.script.lines[: launch.line - 1], 1):
+        if match := _CONDITION.match(text):
+            rest = "\n".join(job.script.lines[line - 1 :])
+            body = re.split(r"(?:^|[\n;])\s*fi\b", rest.partition("then")[2])[0]
+            if not all(_ONLY_SAYS.match(each.strip()) for each in re.split(r"[\n;]", body)):
+                job.leave(line, text.strip(), f"a branch that depends on what {match[1]} returns")
+        elif _SHORT.search(text) and not re.match(r"\s*(\[|\(\(|test\s)", text):
+            job.leave(line, text.strip(), "depends on what a program returns")
 
 
 def _refuse_others(path: Path) -> None:
@@ -88,12 +163,11 @@ def _refuse_others(path: Path) -> None:
     if path.suffix in JOB_SUFFIXES:
         raise UserError("is a job file, not a batch script", where=name, todo=f"slurmddp check {name}")
     if path.suffix == ".py":
-        raise UserError(
-            "is a Python script, not a batch script", where=name, todo=f"slurmddp init job.yaml --script {name}"
-        )
+        todo = f"slurmddp init job.yaml --script {name}"
+        raise UserError("is a Python script, not a batch script", where=name, todo=todo)
 
 
-def _text(job: Imported, path: Path, shown: str) -> str:
+def _text(job: Imported, path: Path, shown: str, defaults: list[str]) -> str:
     import yaml
 
     tree: dict[str, Any] = {name: {} for name in _ORDER}
@@ -105,7 +179,8 @@ def _text(job: Imported, path: Path, shown: str) -> str:
     lines = [
         f"# Made by `slurmddp import {one_line(str(path))}`. Preview it:  slurmddp submit {shown} --dry-run",
         f"# yaml-language-server: $schema={address(schema_file('job'))}",
-        f"# What slurmddp adds to the script: {_added(job)}.",
+        f"# What slurmddp adds to the script: {', '.join(_ADDED[job.keys.get(('recovery', 'requeue')) == 'never' :])}.",
+        *([f"# Not set in this shell, so their defaults count: {', '.join(defaults)}."] if defaults else []),
         *_comments(job),
         "",
     ]
@@ -114,23 +189,12 @@ def _text(job: Imported, path: Path, shown: str) -> str:
     return "\n".join(lines) + yaml.safe_dump(body, sort_keys=False, width=10**6, allow_unicode=True)
 
 
-def _added(job: Imported) -> str:
-    requeue = job.keys.get(("recovery", "requeue")) != "never"
-    added = ["requeue (recovery.requeue)"] * requeue
-    return ", ".join(
-        [*added, "a stop before the time limit (timeouts.stop)", "restarts of ranks (launch.max_restarts)"]
-    )
-
-
 def _comments(job: Imported) -> list[str]:
     """Return what is not carried over, each with line and text."""
     lines = []
     for line, text, why in sorted(job.left):
         cut = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
         lines.append(f"#   line {_origin(job, line)}: {one_line(cut)}  ->  {one_line(why)}")
-    if job.prints:
-        numbers = ", ".join(str(each) for each in sorted({_origin(job, line) for line in job.prints}))
-        lines.append(f"#   lines that only print, check or wait: {numbers}")
     return ["#", "# Not imported:", *dict.fromkeys(lines)] if lines else []
 
 
@@ -138,17 +202,21 @@ def _origin(job: Imported, line: int) -> int:
     return job.origins[min(max(line, 1), len(job.origins)) - 1]
 
 
-def _judge(text: str, shown: str) -> tuple[list[str], list[str]]:
-    """(why the job file is not valid, what else `submit` would miss)."""
+def _judge(job: Imported, path: Path, shown: str, defaults: list[str]) -> tuple[Prepared | None, list[str], list[str]]:
+    """(the job as it would be submitted, why the job file is not valid, what else `submit` would miss)."""
+    prepared, refused, missing = None, list[str](), list[str]()
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "job.yaml"
-        path.write_text(text, encoding="utf-8")
-        try:
-            prepare(Request(str(path)), strict=False)
-        except UserError as error:
-            return [str(error).replace(str(path), shown)], []
-        try:
-            prepare(Request(str(path)))
-        except UserError as error:
-            return [], [str(error).replace(str(path), shown)]
-    return [], []
+        written = Path(folder) / "job.yaml"
+        written.write_text(_text(job, path, shown, defaults), encoding="utf-8")
+        for strict in (False, True):
+            try:
+                prepared = prepare(Request(str(written)), strict=strict)
+            except UserError as error:
+                told = [str(part).replace(str(written), shown) for part in error.parts]
+                refused, missing = (refused, told) if strict else (told, missing)
+        if refused:  # perhaps for want of GPUs, which are not the launch's
+            gpus = ("resources.gpus_per_node", job.keys.get(("resources", "ranks_per_node"), 1), "")
+            with contextlib.suppress(UserError):
+                prepared = prepare(Request(str(written), options=[gpus]), strict=False)
+    here = not job.run_text  # run.sh is written with the job file
+    return prepared, refused, [each for each in missing if not refused and (here or job.run_name not in each)]

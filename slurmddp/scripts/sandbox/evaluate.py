@@ -26,16 +26,18 @@ USER_ID = 48217  # in the sandbox: not root, so exec drops all capabilities
 _MOST_ERRORS, _LONGEST_WORD = 64 * 1024, 128 * 1024
 #: Filters that are real: they read, and print.
 _REAL = """
-    awk basename bash cat comm cut dirname env expr egrep fgrep fold gawk grep head join ln ls mawk mkdir mktemp mv
-    nl paste printenv printf pwd readlink realpath rev rm sed seq sh sha1sum sha256sum md5sum shuf sort split stat
-    tac tail tee touch tr uniq wc xargs cp chmod cksum factor cmp diff find
+    awk basename bash cat comm cut dirname env expr egrep fgrep fold gawk grep head join ls mawk mktemp
+    nl paste printenv printf pwd readlink realpath rev sed seq sh sha1sum sha256sum md5sum shuf sort split stat
+    tac tail tee tr uniq wc xargs cksum factor cmp diff find
 """
+#: Real, too, but recorded: what they do to files is a part of the job.
+_RECORDED = ("chmod", "cp", "date", "ln", "mkdir", "mv", "rm", "touch")
 #: Programs that `exec`, `env` or `xargs` may start, where bash's own handler is not asked.
 _STUBS = """
     srun sbatch scancel scontrol squeue sinfo sacct hostname nvidia-smi rocm-smi module ml python python3 torchrun
     accelerate deepspeed mpirun mpiexec orterun prun horovodrun ray composer apptainer singularity docker podman
     enroot shifter conda mamba micromamba uv poetry pixi timeout nohup nice ionice numactl taskset stdbuf setsid
-    time nsys ncu strace ssh pdsh scp rsync curl wget git pip pip3 sleep date whoami id nproc uname ip ifconfig ss
+    time nsys ncu strace ssh pdsh scp rsync curl wget git pip pip3 sleep whoami id nproc uname ip ifconfig ss
     netstat lsof fuser kill pkill df du free tar unzip dd mount umount unshare nsenter su sudo sync getent
     accelerate-launch wandb huggingface-cli jq bc nc
 """
@@ -215,13 +217,10 @@ def stub() -> str:
 
 @lru_cache(maxsize=1)
 def _binds() -> list[tuple[str, str]]:
-    found = [
-        (os.path.realpath(path), f"/usr/bin/{name}")
-        for name in _REAL.split()
-        if (path := shutil.which(name, path="/usr/bin:/bin"))
-    ]
-    date = shutil.which("date", path="/usr/bin:/bin")
-    return [*found, (os.path.realpath(date), "/.sandbox/real/date")] if date else found
+    there = {name: f"/usr/bin/{name}" for name in _REAL.split()}
+    there |= {name: f"/.sandbox/real/{name}" for name in _RECORDED}
+    found = ((shutil.which(name, path="/usr/bin:/bin"), path) for name, path in there.items())
+    return [(os.path.realpath(program), path) for program, path in found if program]
 
 
 def _spec(text: str, job: Job, name: str, files: Mapping[str, str], limits: Limits = LIMITS) -> dict[str, Any]:
@@ -259,7 +258,7 @@ def _spec(text: str, job: Job, name: str, files: Mapping[str, str], limits: Limi
             **beside,
         },
         "binds": _binds(),
-        "links": {f"/usr/bin/{each}": "/.sandbox/stub" for each in {*_STUBS.split(), *words} - set(_REAL.split())},
+        "links": {f"/usr/bin/{each}": "/.sandbox/stub" for each in {*_STUBS.split(), *_RECORDED, *words}},
         "env": environment, "argv": ["/bin/bash", spool, *job.arguments], "folder": os.path.join(SUBMIT, job.folder),
         "host": job.hosts[0], "user": USER_ID, "seconds": limits.seconds, "processor": limits.processor,
     }  # fmt: skip

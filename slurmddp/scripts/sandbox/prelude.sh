@@ -2,7 +2,7 @@
 case $0 in /usr/bin/*) return ;; esac
 set -T
 __sandbox_path() { # a path as the script wrote it, expanded; nothing that would run a command
-    [[ $1 = *[\`\;\&\|\<\>\(\)]* ]] || builtin eval "printf '%s' $1" 2>/dev/null
+    [[ $1 = *[\`\;\&\|\<\>\(\)]* || $1 = *$'\n'* ]] || builtin eval "printf '%s' $1" 2>/dev/null
 }
 # The script's own variables are seen in here, and BASH_REMATCH is the script's: what may match with =~ does so in a
 # subshell, and no local has a name that a script would take.
@@ -25,7 +25,7 @@ __sandbox_assigned() { # command: what the assignments before it have left, and 
 }
 __sandbox_is_name() { [[ ${1%+} = [A-Za-z_]* && ${1%+} != *[!A-Za-z0-9_]* ]]; }
 __sandbox_seen() {
-    case ${FUNCNAME[1]-} in cd | pushd | source | . | __sandbox_*) return 0 ;; esac
+    case ${FUNCNAME[1]-} in cd | pushd | source | . | command_not_found_handle | __sandbox_*) return 0 ;; esac
     if [[ ${__sandbox_top-} ]]; then # a line of the script, not of a text for bash -c
         ((BASH_SUBSHELL)) || __sandbox_assigned "$2" 2>/dev/null
         export SANDBOX_LINE=$1
@@ -39,9 +39,9 @@ __sandbox_files() { # command: what it reads, the folders it writes to, a progra
         __sandbox_kind=${BASH_REMATCH[2]}
         __sandbox_path=$(__sandbox_path "${BASH_REMATCH[3]}")
         if [[ $__sandbox_path && ! -e $__sandbox_path && $__sandbox_kind = d ]]; then
-            mkdir -p -- "$__sandbox_path"
+            /.sandbox/real/mkdir -p -- "$__sandbox_path"
         elif [[ $__sandbox_path && ! -e $__sandbox_path ]]; then
-            mkdir -p -- "./${__sandbox_path%"${__sandbox_path##*/}"}" "${__sandbox_path%"${__sandbox_path##*/}"}"
+            /.sandbox/real/mkdir -p -- "./${__sandbox_path%"${__sandbox_path##*/}"}" "${__sandbox_path%"${__sandbox_path##*/}"}"
             echo "$SANDBOX_UNKNOWN" >"$__sandbox_path"
         fi
         return 0
@@ -50,7 +50,7 @@ __sandbox_files() { # command: what it reads, the folders it writes to, a progra
         __sandbox_text=" ${BASH_REMATCH[2]}"
         __sandbox_path=$(__sandbox_path "${BASH_REMATCH[1]}")
         if [[ $__sandbox_path && ! -e $__sandbox_path ]]; then
-            [[ $__sandbox_path = */* ]] && mkdir -p -- "${__sandbox_path%/*}"
+            [[ $__sandbox_path = */* ]] && /.sandbox/real/mkdir -p -- "${__sandbox_path%/*}"
             echo "$SANDBOX_UNKNOWN" >"$__sandbox_path"
         fi
     done
@@ -60,7 +60,7 @@ __sandbox_files() { # command: what it reads, the folders it writes to, a progra
     if [[ $__sandbox_path = [\"\$./~]* && $__sandbox_path != *=* ]]; then
         __sandbox_path=$(__sandbox_path "$__sandbox_path")
         if [[ $__sandbox_path = */* && $__sandbox_path != /usr/bin/* && $__sandbox_path != *\ * && ! -e $__sandbox_path ]]; then
-            mkdir -p -- "${__sandbox_path%/*}" && ln -s /.sandbox/stub "$__sandbox_path"
+            /.sandbox/real/mkdir -p -- "${__sandbox_path%/*}" && /.sandbox/real/ln -s /.sandbox/stub "$__sandbox_path"
         fi
     fi
 }
@@ -73,15 +73,16 @@ __sandbox_cd() { # the batch shell goes there
 cd() {
     __sandbox_cd "$@"
     builtin cd "$@" 2>/dev/null && return
-    mkdir -p -- "${@: -1}" 2>/dev/null && builtin cd "$@"
+    /.sandbox/real/mkdir -p -- "${@: -1}" 2>/dev/null && builtin cd "$@"
 }
 pushd() {
     __sandbox_cd "$@"
-    ((!$#)) || mkdir -p -- "${@: -1}" 2>/dev/null
+    ((!$#)) || /.sandbox/real/mkdir -p -- "${@: -1}" 2>/dev/null
     builtin pushd "$@"
 }
 source() {
-    if [[ -f ${1-} ]]; then builtin source "$@"; else /.sandbox/stub source "$@"; fi
+    /.sandbox/stub source "$@"
+    if [[ -f ${1-} ]]; then builtin source "$@"; fi
 }
 .() { source "$@"; }
 ulimit() { /.sandbox/stub ulimit "$@"; }

@@ -148,6 +148,7 @@ case $__name in
 esac
 record "$__whole" "$@"
 case $__name in
+    chmod | cp | ln | mkdir | mv | rm | touch) exec "/.sandbox/real/$__name" "$@" ;;
     srun) srun "$@" ;;
     apptainer | singularity) case ${1-} in exec | run | shell) container "$@" ;; esac ;;
     timeout | nohup | nice | ionice | numactl | taskset | stdbuf | setsid | time | uv | conda | mamba | micromamba | poetry | pixi | nsys | ncu | strace | shifter | docker | podman | enroot)

@@ -36,8 +36,27 @@ SCRIPTS: list[tuple[str, list[str] | None, dict[str, Any]]] = [
     ('A="x y"\nsrun python t.py "$A" $A', ["x y", "x", "y"], {}),
     ("srun bash -c 'python t.py --w 1'", ["--w", "1"], {}),
     ("export A=1\nA=2\nsrun python t.py", [], {"environment": {"A": "2"}}),
+    ("export A=1\nexport -n A\nsrun python t.py", [], {}),
+    ("cd\nsrun python t.py", [], {"workdir": "~/"}),
+    ("export LD_LIBRARY_PATH=$LD_LIBRARY_PATH:/x", None, {}),
+    ("source env.sh\nexport A=${B:-3}\nsrun python t.py", [],
+     {"setup": ["source $SLURM_SUBMIT_DIR/env.sh", "export A=${B:-3}"]}),
+    ("if nvidia-smi | grep -q A100; then A=64; else A=32; fi\nsrun python t.py $A", None, {}),
+    ("nvidia-smi | grep -q A100 && A=64\nsrun python t.py $A", None, {}),
+    ("if [ -d /x ]; then\n  prepare\nfi\nsrun python t.py", None, {}),
+    ("echo a > hosts\nsrun python t.py", None, {}),
+    ("cp /a /b\nsrun python t.py", None, {}),
+    ("srun python t.py || srun python t.py --resume", None, {}),
+    ("until srun python t.py; do sleep 1; done", None, {}),
+    ("export A=1\nsrun --export=NONE python t.py", None, {}),
+    ("srun --gpus=2 python t.py", None, {}),
+    ("srun python t.py --name $SLURM_JOB_NAME", None, {}),
+    ("srun -t 10 python t.py", None, {}),
+    ("srun apptainer run prepare.sif\nsrun python t.py", None, {}),
+    ("srun --output=%t.log python t.py", [], {}),
+    ("srun --container-image=/i.sqsh --ntasks-per-node=1 torchrun --nproc_per_node=4 /t.py", None, {}),
     ("export A=1\nunset A\nsrun python t.py", [], {}),
-    ("export A=${B:-3}\nsrun python t.py", [], {"setup": ["export A=${B:-3}"]}),
+    ("export A=${B:-3}\nsrun python t.py", [], {"environment": {"A": "3"}}),
     ("f() { export A=5; }\nf\nsrun python t.py", [], {"environment": {"A": "5"}}),
     ("srun env A=4 python t.py", [], {"environment": {"A": "4"}}),
     ("cd /data\nsrun python t.py", [], {"workdir": "/data"}),
@@ -46,7 +65,6 @@ SCRIPTS: list[tuple[str, list[str] | None, dict[str, Any]]] = [
     ("go() { cd /c; }\ngo\nsrun python t.py", [], {"workdir": "/c"}),
     ("(cd /d)\nsrun python t.py", [], {}),
     # What only the job knows, or slurmddp does not do.
-    ("srun python t.py --id $((SLURM_JOB_ID % 7))", None, {}),
     ("srun python t.py --seed $RANDOM", None, {}),
     ("if [ -f resume ]; then A=--resume; fi\nsrun python t.py $A", None, {}),
     ("if [[ -d /ckpt ]]; then srun python t.py --resume; else srun python t.py; fi", None, {}),
@@ -101,3 +119,45 @@ def test_most_of_them_are_imported(cli: Cli, desk: Desk) -> None:
             desk.write("a.sbatch", f"{HEAD}{lines}\n")
             codes.append(cli("import", "a.sbatch", "--site", "gpus").code)
     assert codes.count(0) >= len(codes) / 2, codes
+
+
+def _run_sh(cli: Cli, desk: Desk, lines: str, *options: str) -> tuple[Result, str]:
+    desk.write("t.py")
+    desk.write("a.sbatch", f"{HEAD}{lines}\n")
+    shown = cli("import", "a.sbatch", "--site", "gpus", *options)
+    written = desk.project / "run.sh"
+    return shown, written.read_text(encoding="utf-8") if written.exists() else ""
+
+
+def test_run_sh_has_what_only_the_job_knows_in_the_script_s_own_words(cli: Cli, desk: Desk) -> None:
+    tail = 't.py --out "$O" --id $((SLURM_JOB_ID % 7))'
+    lines = f'module load x\nN=run-$SLURM_JOB_ID\nO="$N/out dir"\nsrun /v/bin/python {tail}'
+    shown, text = _run_sh(cli, desk, lines, "-o", "job.yaml")
+    assert shown.code == 0, shown.err
+    assert text.splitlines()[2:] == [
+        "N=run-$SLURM_JOB_ID", 'O="$N/out dir"', "exec /v/bin/python \\", f"    {tail}",
+    ]  # fmt: skip
+    job = yaml.safe_load((desk.project / "job.yaml").read_text(encoding="utf-8"))
+    assert job["train"] == {"script": "run.sh"} and job["setup"] == ["module load x"]
+    assert "bash" in desk.scripts((desk.project / "job.yaml").read_text(encoding="utf-8"))[1]
+
+
+def test_run_sh_needs_a_job_file_to_stand_beside(cli: Cli, desk: Desk) -> None:
+    shown, text = _run_sh(cli, desk, "srun python t.py --id $SLURM_JOB_ID")
+    assert (shown.code, text) == (1, "") and "missing run.sh" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ("A=$SLURM_PROCID\nsrun python t.py $SLURM_JOB_ID $A", "run.sh would not start the same in each task"),
+        ("MASTER_PORT=$((SLURM_JOB_ID % 9))\nsrun python t.py $MASTER_PORT", "argument $MASTER_PORT  ->  known only"),
+        ("A=$(date)\nsrun python t.py $A", "argument $A  ->  known only"),
+        ("srun python t.py $SLURM_JOB_ID --token $MY", "argument --token [redacted]  ->  a secret"),
+        ("KEY=hf_aaaaaaaaaabbbbbbbbbbccccccccccdddd\nsrun python t.py $KEY$SLURM_JOB_ID", "would hold a secret"),
+    ],
+)
+def test_run_sh_is_the_same_on_every_rank_or_refused(cli: Cli, desk: Desk, lines: str, why: str) -> None:
+    shown, _ = _run_sh(cli, desk, lines, "-o", "job.yaml")
+    assert shown.code == 1 and why in (desk.project / "job.yaml").read_text(encoding="utf-8"), shown.err
+    assert "hf_aaaa" not in shown.err + "".join(path.read_text() for path in desk.project.glob("*.yaml"))
