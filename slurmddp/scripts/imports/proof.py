@@ -82,7 +82,8 @@ def rendered(plan: Plan) -> str:
         options += [f"--container-image={container.image}", f"--container-workdir={plan.workdir}"]
         options += [f"--container-mounts={','.join(binds)}", *container.options]
     elif container.image:
-        image = container.words(binds, "--pwd", plan.workdir)
+        *before, sif = container.words(binds)
+        image = [*before, "--pwd", plan.workdir, sif]
     words = program.words(program.source)
     python, folder = container.python, container.python.rpartition("/")[0]
     launcher = [python, "-m", "torch.distributed.run", f"--nnodes={nodes}", f"--nproc-per-node={ranks or 'gpu'}"]
