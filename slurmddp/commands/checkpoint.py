@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +13,7 @@ from slurmddp.commands import options as opt
 from slurmddp.commands.help import App
 from slurmddp.commands.listed import BY_NAME
 from slurmddp.commands.run_options import LAST, Run
+from slurmddp.commands.terminal import exit_on_signals
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.launch.find import find_own_run, find_run
 from slurmddp.report.status import run_status
@@ -201,7 +198,7 @@ def export(
     item = _to_export(folder, stored, step)
     opt.say(f"exporting step {item.step} of run {folder.id}")
     try:
-        with _exit_on_signals():
+        with exit_on_signals():
             count = Checkpoints.export(item.path, target, form=form, what=what)
     except (exporting.ExportError, layout.Rejected) as error:
         raise UserError(str(error)) from error
@@ -209,19 +206,6 @@ def export(
         raise ExternalError(f"{error.filename or target}: {error.strerror or error}") from error
     opt.say(f"exported {count} tensors, {human(target.stat().st_size)}")
     typer.echo(opt.json_text({"run_id": folder.id, "file": str(target)}) if as_json else target)
-
-
-@contextlib.contextmanager
-def _exit_on_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise SystemExit, so that an unfinished file is removed. Ignored ones (nohup) stay so."""
-    ignored = signal.SIG_IGN
-    numbers = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not ignored]
-    before = {number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _export_target(form: str | None, output: Path | None, what: str, force: bool) -> tuple[str, Path]:

@@ -1,8 +1,10 @@
 """Standard output and error, through which no text of others can command the terminal. On a terminal, what the program
 styled has colours, and long work has a line of progress."""
 
+import contextlib
 import os
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -215,3 +217,16 @@ def write_lines(lines: Iterable[bytes]) -> None:
             write_exactly(b"".join(waiting))
             waiting, size = [], 0
     write_exactly(b"".join(waiting))
+
+
+@contextlib.contextmanager
+def exit_on_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise SystemExit, so that `finally` clears away. Ignored ones (nohup) stay ignored."""
+    ignored = signal.SIG_IGN
+    numbers = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not ignored]
+    before = {number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

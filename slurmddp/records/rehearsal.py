@@ -16,15 +16,13 @@ KILL, STOP = "kill", "stop"
 
 class Order(NamedTuple):
     """batches: of each data loader per epoch; None: all of them. act: what rank 0 does once, in the first start: KILL
-    itself, or ask for a STOP. after: so many steps after the first save. at: or at this step, if it comes first. keep:
-    a folder of the user's, whose files must stay as they are.
+    itself, or ask for a STOP. after: so many steps after the first save. at: or at this step, if it comes first.
     """
 
     batches: Optional[int] = None
     act: str = ""
     after: int = 3
     at: Optional[int] = None
-    keep: str = ""
 
     def text(self) -> str:
         return json.dumps(self._asdict())

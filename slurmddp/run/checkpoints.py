@@ -65,7 +65,10 @@ def own(folder: RunFolder) -> list[Stored]:
     stored = survey(folder)
     mine = [item for item in stored if item.own]
     if not mine:
-        todo = "wait: it saves after checkpoint.interval or checkpoint.every_steps, and at its end"
+        todo = (
+            "checkpoints of slurmddp's trainer and Checkpointer are listed, as soon as one is complete; what else a "
+            "script has saved there, torch.load reads"
+        )
         if stored:
             todo = f"it resumed from a checkpoint of {stored[0].run}: use that run instead"
         raise UserError(f"run {folder.id} has no checkpoints yet", where=str(folder.checkpoints), todo=todo)

@@ -119,31 +119,30 @@ def _same_after(undisturbed: Start, killed: Start, again: Start, began: int) -> 
     if losses and losses[0] > rounding:
         why = f"the loss of step {began + 1} differs by {losses[0]:.0%}: other data, or other random states"
     else:
-        why = (
-            f"the parameters of step {last} differ by {worst:.0e}: the optimizer's or the schedule's state, or the data"
-        )
+        state = "the optimizer's or the schedule's state, or the data"
+        why = f"the parameters of step {last} differ by {worst:.0e} ({state})"
     return f"{_DIFFERS}: {why}.", tuple(missing)
 
 
-def stopped(start: Start, again: Start, *, terminated: bool) -> Outcome:
-    """Say what a start did that was asked to stop. again: the next one. terminated: whether it had to be ended."""
+def stopped(start: Start, again: Start | None, *, terminated: bool) -> Outcome:
+    """Say what a start did that was asked to stop. again: the next one, if one was tried. terminated: whether it had to
+    be ended.
+    """
     if start.acted is None:
         return Outcome(None, "It was not asked to stop: it ended before.", ("the request to stop",))
     head = f"Asked to stop after step {start.acted}, "
     lost = start.steps - max(start.saves, default=0)
     since = "after its last save" if start.saves else "(all: it saved nothing)"
-    missing: tuple[str, ...] = ()
-    if not again.steps:
-        missing = ("whether it stopped because it was asked: no later start made a step",)
+    at_its_end = again is not None and not again.steps and not terminated
+    if not lost and start.saves and at_its_end:
+        return Outcome(None, f"{head}it went on to step {start.steps}, saved and exited: perhaps that was its end.")
     if not lost and start.saves:
         how = "but did not exit" if terminated else "and exited"
-        return Outcome(True, f"{head}it saved at step {start.steps} {how}.", missing)
+        return Outcome(True, f"{head}it saved at step {start.steps} {how}.")
     if terminated:
         text = f"it went on for {_steps(start.steps - start.acted)} until it was ended"
         return Outcome(False, f"{head}{text}: {_steps(lost)} {since} lost.")
-    return Outcome(
-        False, f"{head}it exited at step {start.steps} without a save: {_steps(lost)} {since} lost.", missing
-    )
+    return Outcome(False, f"{head}it exited at step {start.steps} without a save: {_steps(lost)} {since} lost.")
 
 
 def _steps(count: int) -> str:

@@ -5,20 +5,26 @@ machine.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from slurmddp.alerts import secrets
+from slurmddp.assets import package_folder
 from slurmddp.commands import options as opt
 from slurmddp.commands.check import nodes
 from slurmddp.commands.check.compare import Outcome, Start, halved, resumed, stopped
+from slurmddp.commands.terminal import exit_on_signals
 from slurmddp.errors import UserError
+from slurmddp.job.plan.model import Plan
 from slurmddp.job.resolve import Request
 from slurmddp.launch.prepare import Prepared, prepare
 from slurmddp.launch.problems import refuse_problems
@@ -57,12 +63,14 @@ class _Run:
         """grace: seconds that the script has to save and exit when it is asked to stop."""
         self.rehearsal, self.order = rehearsal, order
         workdir = rehearsal.workdir(name)
-        changes = {"timeouts.stop": f"{grace:.0f}"}
+        changes = {"timeouts.stop": f"{grace:.0f}", "launch.wrap": json.dumps(rehearsal.wrap(name))}
         if workdir is not None:
             changes["train.workdir"] = str(workdir)
         self._options = _options(changes)
         prepared = self._prepared(rehearsal.ranks)
         self.folder: OwnRun = make_run_folder(prepared, [], files=files_before(prepared))
+        os.environ.update(rehearsal.variables)  # which it has taken away, and the next run needs again
+        rehearsal.runs.append(self.folder)
         self._write(REQUEST, order.text())
 
     def _prepared(self, ranks: int) -> Prepared:
@@ -90,7 +98,7 @@ class _Run:
             command = ("bash", str(self.folder.job_sh), str(self.folder.path))
             job = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                cwd=self.rehearsal.root,
+                cwd=self.rehearsal.root, env={**os.environ, "TMPDIR": str(self.rehearsal.root / "tmp")},
             )  # fmt: skip
         began = time.monotonic()
         until = began + _START
@@ -126,11 +134,15 @@ class _Run:
 
 
 class Result(NamedTuple):
-    """not_compared: what could not be, and why."""
+    """not_compared: what could not be, and why. differs: whether it did other things after a kill than without. clean:
+    whether all that was tried went as it should, so that nobody needs the folder.
+    """
 
     verdict: Verdict
     not_compared: tuple[str, ...]
     code_hash: str
+    differs: bool
+    clean: bool
 
 
 class NotRehearsedError(UserError):
@@ -151,10 +163,30 @@ class Rehearsal:
         self.plan, self._left_out = plan, set(files_before(prepared))
         self.root = Path(plan.runs_root) / f"rehearsal-{plan.job.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         make_folder(self.root)
+        self.root.chmod(0o700)  # it gets copies of what may be private
+        (self.root / "tmp").mkdir()
+        self.variables = {name: os.environ[name] for name in plan.job.environment_from if name in os.environ}
+        self.runs: list[OwnRun] = []
+        self._writable = _caches(plan)
+        _refuse_without_namespaces(self._protected("probe"))
         self.request = request.adding(*_options({"paths.runs": str(self.root)}))
-        self._keep = plan.workdir if plan.workdir.startswith("/") else ""
         self._batches: int | None = _BATCHES
         self._code_hash, self._saves = "", set[Path]()
+
+    def _protected(self, tmp: str) -> list[str]:
+        """Return the command behind which only the rehearsal's own folder and caches can be written."""
+        program = package_folder() / "launch" / "readonly.py"
+        own = [str(self.root), str(self.root / "tmp" / tmp), *self._writable, "--"]
+        return [sys.executable, "-I", "-S", str(program), *own]
+
+    def wrap(self, name: str) -> list[str]:
+        """Return launch.wrap for a run. Each start of its ranks has a /tmp of its own."""
+        return [*self._protected(f"{name}-{{attempt}}-{{restart}}"), *self.plan.job.launch.wrap]
+
+    def forget(self) -> None:
+        """Remove what is kept for its runs outside of their folders."""
+        for folder in self.runs:
+            secrets.forget(folder.id, os.environ)
 
     def workdir(self, name: str) -> Path | None:
         """Make a working directory like the user's, in which nothing that is written changes theirs. None: the job has
@@ -176,7 +208,7 @@ class Rehearsal:
     def _order(self, act: str, undisturbed: Start) -> Order:
         at = min(_UNSAVED, max(1, undisturbed.steps - 1)) if undisturbed.saves_at_end_only else None
         after = max(1, min(_AFTER, undisturbed.steps - (undisturbed.first_save or 0) - 1))
-        return Order(self._batches, act, after, at, self._keep)
+        return Order(self._batches, act, after, at)
 
     def run(self) -> Result:
         """Run it undisturbed, with a kill, and with a stop and half the ranks. Raises NotRehearsedError, UserError."""
@@ -190,19 +222,27 @@ class Rehearsal:
         stop, half = self._stop(self._order(STOP, undisturbed), grace, resumes=kill.resumes is not False)
         parts = (kill, stop, half)
         missing = tuple(each for part in parts for each in part.not_compared)
-        return Result(Verdict(kill.resumes, tuple(part.text for part in parts)), missing, self._code_hash)
+        clean = all(part.resumes is True for part in parts) and not kill.differs and not missing
+        return Result(
+            Verdict(kill.resumes, tuple(part.text for part in parts)), missing, self._code_hash, kill.differs, clean
+        )
 
     def _undisturbed(self, batches: int | None) -> Start:
         self._batches = batches
         opt.say(f"  undisturbed, {f'{batches} batches per epoch' if batches else 'all batches'}")
-        run = _Run(self, f"undisturbed-{batches or 'all'}", Order(batches, keep=self._keep))
-        code = run.start(_has_enough, _SAVE)
-        start, self._code_hash = _first(run.starts()), snapshot.code_hash(run.folder.code)
+        run = _Run(self, f"undisturbed-{batches or 'all'}", Order(batches))
+        code = run.start(lambda starts: _has_enough(starts) or len(starts) > 1, _SAVE)
+        starts = run.starts()
+        start, self._code_hash = _first(starts), snapshot.code_hash(run.folder.code)
         start.over = code is not None
-        if code:
+        if code or len(starts) > 1:
             why = f"it fails without a kill, after step {start.steps}: {run.why()}"
-            todo = f"it ran without your saves, such as {min(self._saves)}: if it needs one, name it in an argument"
-            raise NotRehearsedError(why, todo=todo if self._saves else None)
+            todo = (
+                "if it writes elsewhere than below its working directory, $SLURMDDP_RUN and /tmp: all else is read-only"
+            )
+            if self._saves:
+                todo += f"; and it ran without your saves, such as {min(self._saves)}: name one that it needs"
+            raise NotRehearsedError(why, todo=todo)
         if not start.steps:
             raise NotRehearsedError(f"no step of a torch optimizer was seen; its log is {run.folder.job_log}")
         return start
@@ -247,7 +287,24 @@ class Rehearsal:
             run.start(lambda starts: bool(starts) and starts[0].steps >= 2, _SAVE)
             again = _first(run.starts()[len(before) :])
             half = halved(_first(before), again, ranks, run.why())
-        return stopped(_first(before), again, terminated=terminated), half
+        return stopped(_first(before), again if resumes else None, terminated=terminated), half
+
+
+def _caches(plan: Plan) -> list[str]:
+    """Return what a script may write besides: caches that anything can make anew, and its scratch folder."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    named = [os.environ.get(name) for name in ("HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")]
+    scratch = f"{plan.node_folder}/slurmddp-{os.getuid()}"
+    return [path for path in (home, plan.cache, scratch, *named) if path]
+
+
+def _refuse_without_namespaces(command: Sequence[str]) -> None:
+    done = subprocess.run([*command, "true"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise UserError(
+            f"a rehearsal keeps your files read-only, which this machine does not allow: {done.stderr.strip()}",
+            todo="rehearse on a machine where `unshare --user --mount true` works, such as a compute node",
+        )
 
 
 def _options(changes: Mapping[str, str]) -> list[tuple[str, str, str]]:
@@ -298,13 +355,21 @@ def rehearse(request: Request, *, as_json: bool) -> set[str]:
         return nodes.rehearse(request, as_json=as_json)
     rehearsal = Rehearsal(here)
     opt.say(f"rehearse {rehearsal.plan.job.name} with {rehearsal.ranks} ranks on this machine, in {rehearsal.root}")
-    result = rehearsal.run()
+    try:
+        with exit_on_signals():  # the ranks must not go on where the terminal has gone
+            result = rehearsal.run()
+    finally:
+        rehearsal.forget()
     verdict = result.verdict
     rehearsed.keep(result.code_hash, rehearsal.plan, verdict)
-    good = verdict.resumes is True
-    if good:
+    good = verdict.resumes is True and not result.differs
+    if result.clean:
         shutil.rmtree(rehearsal.root, ignore_errors=True)
     answer = {"schema": 1, **verdict._asdict(), "not_compared": result.not_compared}
     lines = [*verdict.sentences, *(f"not compared: {each}" for each in result.not_compared)]
-    opt.show(as_json, {**answer, "folder": None if good else str(rehearsal.root)}, [one_line(each) for each in lines])
+    opt.show(
+        as_json,
+        {**answer, "folder": str(rehearsal.root) if rehearsal.root.exists() else None},
+        [one_line(each) for each in lines],
+    )
     return set() if good else {"error" if verdict.resumes is False else "warning"}

@@ -138,7 +138,11 @@ def _load() -> str:
                 importlib.import_module(name)
     except Exception as error:  # noqa: BLE001 - the ranks, started fresh, will show it
         return f"torch cannot be imported: {type(error).__name__}: {error}"
-    trial = _quiet_fork()  # OpenBLAS ends its threads before a fork; whatever still runs does not know of forks
+    try:
+        trial = _quiet_fork()
+    except OSError as error:
+        return f"no further process may be started ({error.strerror})"
+    # OpenBLAS ends its threads before a fork; whatever still runs does not know of forks.
     if trial == 0:
         os._exit(0)
     os.waitpid(trial, 0)
@@ -157,7 +161,12 @@ def _fork() -> tuple[int, int]:
     With the process between gone, the rank is a child of the agent, which has asked for orphans (forking.py).
     """
     reader, writer = os.pipe()
-    first = _quiet_fork()
+    try:
+        first = _quiet_fork()
+    except OSError:
+        os.close(reader)
+        os.close(writer)
+        return 0, 0
     if first == 0:
         middle = os.getpid()
         try:

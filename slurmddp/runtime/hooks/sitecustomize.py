@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -21,8 +22,12 @@ _loaded: Any = None
 if "SLURMDDP_TEMPLATE" in os.environ:
     from slurmddp.runtime.agent import forking_template
 
-    # It returns in ranks only, with the environment of each.
-    _loaded = forking_template.serve(int(os.environ.pop("SLURMDDP_TEMPLATE")))
+    try:
+        # It returns in ranks only, with the environment of each.
+        _loaded = forking_template.serve(int(os.environ.pop("SLURMDDP_TEMPLATE")))
+    except BaseException:  # noqa: BLE001 - Python itself would go on to the script, as a rank that nobody asked for
+        traceback.print_exc()
+        os._exit(1)
     del forking_template
 _plain_exit = sys.exit
 #: Whether the ranks of this node meet in a file, and whether the script is observed.

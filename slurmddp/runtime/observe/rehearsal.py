@@ -6,16 +6,13 @@ import ctypes
 import hashlib
 import os
 import signal
-import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from slurmddp.records.rehearsal import KILL, REQUEST, STARTS, Line, Order, read_order
+from slurmddp.records.rehearsal import KILL, REQUEST, STARTS, Line, Order, read_lines, read_order
 from slurmddp.records.stop import CANCELLED, StopRequest
 from slurmddp.runtime import torch_private
 from slurmddp.runtime.environment import Environment
@@ -31,62 +28,16 @@ _SETTLE, _PACE = 1.0, 0.25
 
 
 def start(env: Environment, folder: RunFolder) -> None:
-    """Do what the run's rehearsal asks for. A script that could not be guarded does not start."""
+    """Do what the run's rehearsal asks for. A script that cannot be rehearsed does not run on: it would not end."""
     try:
         order = read_order((folder.path / REQUEST).read_text(encoding="utf-8"))
-        _Guard(order.keep, folder.path.parent)
         if order.batches is not None:
             torch_private.end_epochs_after(order.batches)
         if env.rank == 0:
             _Recorder(order, folder, f"{env.attempt:03d}-{env.start}")
-    except Exception as error:  # noqa: BLE001 - it must not run over the user's own files
+    except Exception as error:  # noqa: BLE001 - as its docstring says
         say(f"slurmddp: error: this script cannot be rehearsed: {type(error).__name__}: {error}\n")
         os._exit(1)
-
-
-class _Guard:
-    """Refuses what would change the user's own files: in `keep`, all changes of what is there; elsewhere, saves."""
-
-    def __init__(self, keep: str, own: Path) -> None:
-        self._keep, self._own = os.path.realpath(keep) + "/", os.path.realpath(own) + "/"
-        self._free = (os.path.realpath(tempfile.gettempdir()) + "/", "/dev/", "/proc/")
-        plain = torch.save
-
-        def save(obj: Any, f: Any, *args: Any, **options: Any) -> Any:
-            path = f if isinstance(f, (str, os.PathLike)) else getattr(f, "name", None)
-            if isinstance(path, (str, os.PathLike)):
-                folder = os.path.realpath(os.path.dirname(os.path.abspath(path)))
-                if os.path.islink(path) and folder.startswith(self._own):
-                    os.unlink(path)  # a link to a file of the user's, which the script writes anew
-                real = os.path.realpath(os.fsdecode(path))
-                if not real.startswith(self._own) and (real.startswith(self._keep) or not real.startswith(self._free)):
-                    self._refuse(real)
-            return plain(obj, f, *args, **options)
-
-        torch.save = save
-        sys.addaudithook(self._audit)
-
-    def _audit(self, event: str, args: "tuple[Any, ...]") -> None:
-        if event == "open":
-            changes = isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
-            if changes and isinstance(args[0], (str, bytes, os.PathLike)):
-                self._look(os.path.realpath(os.fsdecode(args[0])))
-        elif event in ("os.remove", "os.rmdir", "os.rename", "os.truncate"):
-            for path in args[:2]:
-                if isinstance(path, (str, bytes, os.PathLike)):
-                    folder, name = os.path.split(os.path.abspath(os.fsdecode(path)))
-                    self._look(os.path.join(os.path.realpath(folder), name))
-
-    def _look(self, path: str) -> None:
-        if path.startswith(self._keep) and not path.startswith(self._own) and os.path.lexists(path):
-            self._refuse(path)
-
-    @staticmethod
-    def _refuse(path: str) -> None:
-        raise PermissionError(
-            f"check --rehearse leaves your files alone, and this script writes {path}: rehearse it with arguments that "
-            "make it save below its working directory or $SLURMDDP_RUN"
-        )
 
 
 class _Recorder:
@@ -96,7 +47,8 @@ class _Recorder:
         starts = folder.path / STARTS
         starts.mkdir(exist_ok=True)
         self._order, self._folder = order, folder
-        self._acts = order.act if not any(starts.iterdir()) else ""
+        before = [line for path in starts.iterdir() for line in read_lines(path.read_bytes())]
+        self._acts = "" if any(line.acted for line in before) else order.act
         self._file = os.open(starts / f"{name}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         self._optimizer: int | None = None
         self._step, self._pace = 0, 0.0

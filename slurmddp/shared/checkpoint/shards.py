@@ -49,7 +49,12 @@ def read(folder: Path, chunk: contents.Chunk, width: int) -> memoryview:
             if count and length > 1 and actual != step:
                 raise ValueError("is not contiguous")
             step *= length
-        content = archive.read(f"{top}/data/{storage[2]}") if count else b""
+        content = b""
+        if count:
+            member = archive.getinfo(f"{top}/data/{storage[2]}")
+            if member.compress_type != zipfile.ZIP_STORED:  # torch.save stores; what is packed may fill the memory
+                raise ValueError("is compressed")
+            content = archive.read(member)
         block = memoryview(content)[offset * width : (offset + count) * width]
         if len(block) != count * width:
             raise ValueError(f"has {len(block)} bytes, not {count * width}")

@@ -108,7 +108,9 @@ def test_what_a_start_did_that_was_asked_to_stop() -> None:
     assert stopped(saved, later, terminated=False) == Outcome(
         True, "Asked to stop after step 2, it saved at step 3 and exited."
     )
-    assert stopped(saved, Start([]), terminated=False).not_compared
+    assert stopped(saved, None, terminated=False).resumes is True
+    over = stopped(saved, Start([]), terminated=False)
+    assert over.resumes is None and over.text.endswith("saved and exited: perhaps that was its end.")
     lost = stopped(start(1.0, 2.0, 3.0, 4.0, saves=(1,), acted=2), later, terminated=False)
     assert lost.text.endswith("it exited at step 3 without a save: 2 steps after its last save lost.")
     went_on = stopped(start(1.0, 2.0, 3.0, 4.0, acted=2), later, terminated=True)
