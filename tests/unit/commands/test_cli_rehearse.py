@@ -102,6 +102,11 @@ def test_without_a_seed_the_observer_decides_and_it_is_said() -> None:
     )
 
 
+def test_without_a_seed_a_difference_is_no_rounding() -> None:
+    found = resumed(start(9.0, 8.0, 7.0, 6.0, 5.0), KILLED, start(3.0, 4.1, loss=2.0), "")
+    assert found.differs and "went on differently: the parameters of step 3 differ by" in found.text
+
+
 def test_what_a_start_did_that_was_asked_to_stop() -> None:
     later = start(4.0, 5.0)
     saved = start(1.0, 2.0, 3.0, 4.0, saves=(1, 3), acted=2)
