@@ -23,36 +23,36 @@ def import_(
     as_json: opt.Json = False,
 ) -> None:
     """Write the job file of a batch script, and run.sh beside it, if words of the launch are known only in the job.
-    Comments in the job file list what was not imported. Exit codes: 0 the job file
-    starts what the script starts, 1 something is missing in it, 2 slurmddp cannot run what is in the file."""
-    found = import_script(script, site, str(output or "job.yaml"))
+    Comments in the job file list what was not imported. Exit codes: 0 the job file starts what the script starts,
+    1 something is missing in it, 2 slurmddp cannot run what is in the file."""
+    draft = import_script(script, site, str(output or "job.yaml"))
     if output:
-        if found.run_text and not output.exists():
-            write_new(Path(found.run_name), found.run_text)
-        write_new(output, found.text)
+        if draft.run_text and not output.exists():
+            write_new(Path(draft.run_name), draft.run_text)
+        write_new(output, draft.text)
     if as_json:
-        told = {"file": output and str(output), "job": found.text, "valid": found.valid, "not_imported": found.lost}
-        told["run"] = found.run_text
-        typer.echo(opt.json_text({**told, "comments": found.left, "problems": [str(each) for each in found.problems]}))
+        facts = {"file": output and str(output), "job": draft.text, "valid": draft.valid, "not_imported": draft.lost}
+        facts["run"] = draft.run_text
+        typer.echo(opt.json_text({**facts, "comments": draft.left, "problems": [str(each) for each in draft.problems]}))
     elif output:
         typer.echo(output)
     else:
-        write_exactly(found.text.encode("utf-8", errors="replace"))
-    say_site(found.made, "import")
-    if found.left:
-        count = f"{found.left} line or option is" if found.left == 1 else f"{found.left} lines or options are"
+        write_exactly(draft.text.encode("utf-8", errors="replace"))
+    say_site(draft.made, "import")
+    if draft.left:
+        count = f"{draft.left} line or option is" if draft.left == 1 else f"{draft.left} lines or options are"
         opt.say(f"skipped {count} not imported: comments at the top of the job file list them with the reasons")
-    for line in found.lost:
+    for line in draft.lost:
         opt.say(f"not imported: {line}")
-    unwritten = bool(found.run_text) and not (output or as_json)
+    unwritten = bool(draft.run_text) and not (output or as_json)
     if unwritten:
         opt.say("missing run.sh, which starts the program with what only the job knows: add -o FILE, which writes both")
-    for problem in found.problems:
-        opt.say(f"{'to do  ' if found.valid else 'missing'} {problem}")
-    if found.valid and found.problems:
+    for problem in draft.problems:
+        opt.say(f"{'to do  ' if draft.valid else 'missing'} {problem}")
+    if draft.valid and draft.problems:
         opt.say("The job file is valid, but `submit` rejects it until you do this in the shell that submits.")
     opt.say(f"next    slurmddp check {output or 'job.yaml'}")
-    if found.lost:
+    if draft.lost:
         opt.say("The job file starts another job than the script: do these lines by hand before you submit it.")
-    if found.lost or unwritten or not found.valid:
+    if draft.lost or unwritten or not draft.valid:
         raise typer.Exit(1)

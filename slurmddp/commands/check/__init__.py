@@ -55,7 +55,7 @@ def check(
         typer.Option(
             "--rehearse",
             help="Break it: does it survive its time limit and a crashed rank? Your own script: on this machine, in "
-            "about a minute; a bundled task: as a job",
+            "one to five minutes; a bundled task: as a job",
         ),
     ] = False,
     script: Annotated[

@@ -16,7 +16,7 @@ from slurmddp.scripts.check.launches import Launch, launcher_options
 from slurmddp.scripts.check.rules.common import services
 from slurmddp.scripts.check.rules.text import SECRET
 from slurmddp.scripts.check.shell import Command
-from slurmddp.scripts.check.values import PER_TASK, number, symbol, symbol_name
+from slurmddp.scripts.check.values import PER_TASK, number, symbol, symbol_name, symbols
 from slurmddp.scripts.imports.imported import Imported
 from slurmddp.scripts.sandbox.evaluate import HOME, SUBMIT, Evaluated
 from slurmddp.visible import one_line
@@ -461,8 +461,10 @@ def _environment(job: Imported, launch: Launch) -> list[tuple[int, str]]:
         elif not _SET_LATER.fullmatch(name) and (kept := _lines(job, f"${name}", launch.line + 1)):
             lines += [(line, f"export {each}" if each.startswith(f"{name}=") else each) for each in kept]
         else:
-            why = "a part of the launch" if name in used else "known only when the job runs: set it in environment"
-            job.leave(line, f"{name}=...", why, lost=name not in used, about=name)
+            hosts = symbols(value) & {"head", "own", "host", "nodelist"}  # by which the ranks meet
+            part = name in used and bool(hosts or re.search("torchrun|launch|python|srun| --", value))
+            why = "a part of the launch" if part else "known only when the job runs: set it in environment"
+            job.leave(line, f"{name}=...", why, lost=not part, about=name)
     return lines
 
 

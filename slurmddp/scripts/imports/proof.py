@@ -82,8 +82,7 @@ def rendered(plan: Plan) -> str:
         options += [f"--container-image={container.image}", f"--container-workdir={plan.workdir}"]
         options += [f"--container-mounts={','.join(binds)}", *container.options]
     elif container.image:
-        *before, sif = container.words(binds)
-        image = [*before, "--pwd", plan.workdir, sif]
+        image = container._replace(options=(*container.options, f"--pwd={plan.workdir}")).words(binds)
     words = program.words(program.source)
     python, folder = container.python, container.python.rpartition("/")[0]
     launcher = [python, "-m", "torch.distributed.run", f"--nnodes={nodes}", f"--nproc-per-node={ranks or 'gpu'}"]
