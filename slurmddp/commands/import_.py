@@ -22,7 +22,7 @@ def import_(
     site: opt.Site = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Write the job file of a batch script, and run.sh beside it, if words of the launch are known only in the job.
+    """Write the job file of a batch script. Words of the launch that only the job knows go into run.sh beside it.
     Comments in the job file list what was not imported. Exit codes: 0 the job file starts what the script starts,
     1 something is missing in it, 2 slurmddp cannot run what is in the file."""
     draft = import_script(script, site, str(output or "job.yaml"))
