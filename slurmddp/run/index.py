@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import UserError
+from slurmddp.records.rehearsal import REQUEST
 from slurmddp.run import events, manifest, submission
 from slurmddp.run.layout import RunFolder
 
@@ -123,6 +124,8 @@ def _searched(roots: Iterable[Path]) -> list[Entry]:
     found: dict[str, Entry] = {}
     for root in roots:
         for folder in _run_folders(root):
+            if (folder.path / REQUEST).exists():
+                continue  # of a rehearsal, which has killed it: nobody wants it as `last`
             if (entry := entry_of(folder)) is None or (entry.id in found and not entry.is_own):
                 continue
             found[entry.id] = entry

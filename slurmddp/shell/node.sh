@@ -108,7 +108,7 @@ prepare_attach() {
 
 prepare_ranks() {
   if [[ -n "$environment_from" ]]; then read_secrets; fi
-  # Apptainer's mount of the image keeps nothing of this environment: the sweep knows it by its session
+  # Apptainer's mount of the image keeps nothing of this environment: the cleanup knows it by its session
   [[ "$runtime" == none ]] ||
     { mkdir -p "$logs/sessions" && read -ra stat </proc/self/stat && printf '%s\n' "${stat[5]}" >>"$logs/sessions/$host"; } || true
   [[ -n "$preflight" || -n "$alone" ]] ||

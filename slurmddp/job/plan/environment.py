@@ -26,7 +26,7 @@ def plan_environment(
         # Without a container, ~/.local may be just where the user's packages are.
         _group("the image's own packages, not those of ~/.local", PYTHONNOUSERSITE="1") if container.image else None,
         # Where only a node knows how many ranks it starts, node.sh sets their threads.
-        _group("cores for each rank", OMP_NUM_THREADS=str(layout.threads_per_rank)) if nodes.world else None,
+        _group("threads per rank", OMP_NUM_THREADS=str(layout.threads_per_rank)) if nodes.world else None,
         _flight_recorder(gpus=layout.gpus_per_node > 0),
         _group("downloads, outside the home folder", HF_HOME=f"{cache}/huggingface") if cache else None,
         _node_caches(amd=resolved.site.gpu_vendor == "amd"),

@@ -13,8 +13,8 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --signal=B:USR2@120
-# It passes signals on to the supervisor (slurmddp/supervisor in RUN_FOLDER/code/slurmddp.zip), and waits for it. That starts
-# the ranks (for Slurm: srun --nodes=N --ntasks=N --ntasks-per-node=1 node.sh), and restarts them after a fault.
+# job.sh passes signals on to the supervisor (slurmddp/supervisor in RUN_FOLDER/code/slurmddp.zip), and waits for it.
+# That starts the ranks (Slurm: srun --nodes=N --ntasks=N --ntasks-per-node=1 node.sh), and restarts them after a fault.
 
 set -uo pipefail # no -e: a failing command must not skip the end of this script
 run=${1:?usage: job.sh RUN_FOLDER}
@@ -26,7 +26,7 @@ values=(
   nodes_max=2 nodes_min=2 elastic= # nodes that train, further ones are spares; minimum nodes of an attempt; may the job lose nodes and continue in its allocation?
   requeue_policy=requeue guarded=yes singleton= # requeue: scontrol requeue; chain: sbatch of this file again; none. Does a guard requeue the job if something kills this script? One job of this name at a time?
   breaker=3 max_gpu_hours= gpus_per_node=8 # starts in a row without progress after which the run fails; GPU hours of all starts after which it stops
-  preflight=yes measure=yes join_timeout=600 # are the nodes checked, and their network measured, before the ranks start? only: then the job exits. Maximum seconds for that
+  preflight=yes measure=yes join_timeout=600 # are the nodes checked, and their network measured, before the ranks start? preflight=only: then the job exits. Maximum seconds for that
   stop_lead=120 cancel_grace= # seconds before the time limit at which the ranks save; and from `slurmddp cancel` to SIGTERM, for an own script; empty: never
 )
 step_options=(--cpus-per-task=56 --overlap) rank_options=() # options of the ranks' srun, in addition to --nodes and --ntasks; further ones, for launch.mode srun

@@ -1,8 +1,8 @@
 #!/bin/bash
 # own: 1 node(s) x 2 rank(s), site local. Made by slurmddp 0.0.0.
 # Started as: bash job.sh RUN_FOLDER
-# It passes signals on to the supervisor (slurmddp/supervisor in RUN_FOLDER/code/slurmddp.zip), and waits for it. That starts
-# the ranks (for Slurm: srun --nodes=N --ntasks=N --ntasks-per-node=1 node.sh), and restarts them after a fault.
+# job.sh passes signals on to the supervisor (slurmddp/supervisor in RUN_FOLDER/code/slurmddp.zip), and waits for it.
+# That starts the ranks (Slurm: srun --nodes=N --ntasks=N --ntasks-per-node=1 node.sh), and restarts them after a fault.
 
 set -uo pipefail # no -e: a failing command must not skip the end of this script
 run=${1:?usage: job.sh RUN_FOLDER}
@@ -15,7 +15,7 @@ values=(
   requeue_policy=none guarded= singleton= # requeue: scontrol requeue; chain: sbatch of this file again; none. Does a guard requeue the job if something kills this script? One job of this name at a time?
   own_script=yes must_save= from_zero=2 # is it the user's own training script? Is the job requeued at its time limit only if something was saved in it? Starts from step 1 again after faults that it may make
   breaker=3 max_gpu_hours= gpus_per_node=0 # starts in a row without progress after which the run fails; GPU hours of all starts after which it stops
-  preflight= measure= join_timeout=600 # are the nodes checked, and their network measured, before the ranks start? only: then the job exits. Maximum seconds for that
+  preflight= measure= join_timeout=600 # are the nodes checked, and their network measured, before the ranks start? preflight=only: then the job exits. Maximum seconds for that
   stop_lead= cancel_grace=120 # seconds before the time limit at which the ranks save; and from `slurmddp cancel` to SIGTERM, for an own script; empty: never
 )
 step_options=(--overlap) rank_options=() # options of the ranks' srun, in addition to --nodes and --ntasks; further ones, for launch.mode srun

@@ -14,7 +14,7 @@ conda activate gpt || exit
 set -eu # not before: `module` and conda fail with it
 cd /home/alice/project
 export PYTHONUNBUFFERED=1 # python: unbuffered logs
-export OMP_NUM_THREADS=8 # cores for each rank
+export OMP_NUM_THREADS=8 # threads per rank
 
 # srun starts one torchrun per node; they meet on the first node, at a port that follows from the job id.
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)

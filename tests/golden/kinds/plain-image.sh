@@ -16,7 +16,7 @@ mkdir -p "\$SCRATCH/slurmddp/cache" # for downloads
 export SINGULARITYENV_PYTHONPATH='/home/alice/project:/own lib' # for the script's imports
 export SINGULARITYENV_PYTHONUNBUFFERED=1 # python: unbuffered logs
 export SINGULARITYENV_PYTHONNOUSERSITE=1 # the image's own packages, not those of ~/.local
-export SINGULARITYENV_OMP_NUM_THREADS=8 # cores for each rank
+export SINGULARITYENV_OMP_NUM_THREADS=8 # threads per rank
 export SINGULARITYENV_HF_HOME="\$SCRATCH/slurmddp/cache/huggingface" # downloads, outside the home folder
 export SINGULARITYENV_WANDB_MODE=offline # the job's own
 export APPTAINER_NO_EVAL=1 SINGULARITY_NO_EVAL=1 # a shell in the container does not evaluate the variables' values

@@ -31,7 +31,7 @@ binds=(
 )
 
 # --- our code goes to the node's own disk, once per node, and finds head, address and other facts; its functions run the setup lines
-starter=(env SLURMDDP_NODE="$host" "$BASH" "$run/code/python.sh" /opt/bin/python3) # starts a program of our code, which the sweep would find
+starter=(env SLURMDDP_NODE="$host" "$BASH" "$run/code/python.sh" /opt/bin/python3) # starts a program of our code, which the cleanup would find
 values=(wanted_interface="$wanted_interface" exact_interface="$exact_interface" ranks="$ranks" gpus_per_node="$gpus_per_node" threads_per_rank="$threads_per_rank")
 trap 'exit 143' TERM # once the program has finished, which would outlive this script
 if ! facts=$("${starter[@]}" "$run/code/slurmddp.zip" node alone="$alone" preflight="$preflight" node_folder="$node_folder" "${values[@]}"); then
@@ -72,7 +72,7 @@ prepare # check Python, read the user's secrets, prepare the preflight
 # slurmddp: which run and attempt this is; the stop file, which asks the ranks to save a checkpoint, then exit
 export SINGULARITYENV_SLURMDDP_RUN="$run"
 export SINGULARITYENV_SLURMDDP_ATTEMPT="$SLURMDDP_ATTEMPT"
-export SINGULARITYENV_SLURMDDP_RENDEZVOUS_ID="$SLURMDDP_RENDEZVOUS_ID" # the sweep finds the processes of this attempt by it
+export SINGULARITYENV_SLURMDDP_RENDEZVOUS_ID="$SLURMDDP_RENDEZVOUS_ID" # the cleanup finds the processes of this attempt by it
 export SINGULARITYENV_SLURMDDP_NODE="$host"
 export SINGULARITYENV_SLURMDDP_STOP_FILE="$run/stop"
 # the progress file (your own script may write its step there), and after how many failures without progress the run stops
@@ -84,7 +84,7 @@ export SINGULARITYENV_GLOO_SOCKET_IFNAME="$gloo_interface" # the interface betwe
 pass_gpus # the GPUs of this job
 export SINGULARITYENV_PYTHONUNBUFFERED=1 # python: unbuffered logs
 export SINGULARITYENV_PYTHONNOUSERSITE=1 # the image's own packages, not those of ~/.local
-export SINGULARITYENV_OMP_NUM_THREADS=8 # cores for each rank
+export SINGULARITYENV_OMP_NUM_THREADS=8 # threads per rank
 # flight recorder: what each rank was doing when a collective hung (both the old and the new names)
 export SINGULARITYENV_TORCH_FR_BUFFER_SIZE=2000
 export SINGULARITYENV_TORCH_NCCL_TRACE_BUFFER_SIZE=2000

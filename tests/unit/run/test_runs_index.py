@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import UserError
+from slurmddp.records.rehearsal import REQUEST
 from slurmddp.records.submission import now as submitted_now
 from slurmddp.run import index, submission
 from slurmddp.run.events import read_lines
@@ -227,6 +228,15 @@ def test_lost_and_moved(tmp_path: Path) -> None:
     assert find("gpt-1", [tmp_path]).path == tmp_path / "gpt-1"
     assert find("123").path == tmp_path / "gpt-1"
     assert [entry.id for entry in rebuild([tmp_path / "absent"])] == []
+
+
+def test_runs_of_a_rehearsal_are_not_found_by_themselves(tmp_path: Path) -> None:
+    run = make(tmp_path / "runs", "gpt-1", "2025-11-20T10:00:00+00:00")
+    rehearsed = make(tmp_path / "runs" / "rehearsal-gpt", "gpt-2", "2025-11-21T10:00:00+00:00")
+    (rehearsed.path / REQUEST).write_text("{}")
+    index_file().unlink(missing_ok=True)
+    assert [entry.folder for entry in rebuild([tmp_path])] == [run]
+    assert find(str(rehearsed.path)) == rehearsed
 
 
 def test_a_huge_root_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
