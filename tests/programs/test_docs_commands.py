@@ -138,7 +138,9 @@ NOT_HERE = [(page, command) for page in PAGES for command in commands(page) if e
 def place(desk: Desk) -> Iterator[Desk]:
     """A user's place with all that the pages take for granted."""
     desk.program("sbatch", SBATCH)
-    desk.program("slurmddp", f'#!/bin/bash\nexec {sys.executable} -m slurmddp "$@"\n')
+    # The stand-in for the ranks' Python is no Python: `import` would tell it from the script's.
+    no_python = "[[ $1 != import ]] || unset SLURMDDP_CONTAINER__PYTHON"
+    desk.program("slurmddp", f'#!/bin/bash\n{no_python}\nexec {sys.executable} -m slurmddp "$@"\n')
     for name, text in (("squeue", FORGOTTEN), ("scontrol", FORGOTTEN), ("scancel", FORGOTTEN), ("sacct", NOTHING)):
         desk.program(name, text)
     ranks = desk.program("ranks", "#!/bin/bash\necho step 1\n")
