@@ -17,6 +17,7 @@ from slurmddp.records import marker as markers
 from slurmddp.records import stop as stops
 from slurmddp.records.job_events import AttemptEnded, JobEnded, JobStarted, Requeued
 from slurmddp.records.progress import read_failures, read_progress
+from slurmddp.records.rehearsal import VERDICT, read_verdict
 from slurmddp.supervisor.logs import Logs
 
 #: torchrun's folder of a start: attempt_0, attempt_1, ...
@@ -96,6 +97,10 @@ class Files(Logs):
                 return file.read(_MOST).decode("utf-8", "replace")
         except FileNotFoundError:
             return None
+
+    def rehearsed(self) -> Optional[bool]:
+        """Return whether a killed rehearsal of this program resumed; None: there was none, or that is not known."""
+        return read_verdict(self.read(VERDICT) or "").resumes
 
     # --- before the first attempt
 

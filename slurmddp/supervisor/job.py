@@ -80,10 +80,10 @@ class Job:
 
     def __init__(self, values: Values) -> None:
         self.values = values
-        self.settings = values.settings()
         self.run = values.run
         self.loop = Loop()
         self.folder = Folder(self.loop, self.run)
+        self.settings = values.settings()._replace(rehearsed=self.folder.known(None, "rehearsed"))
         slurm = values.words["scheduler"] == "slurm"
         self.scheduler: Any = Slurm(self.loop) if slurm else Local(values.words["pid"])
         self.env = dict(os.environ, SLURMDDP_RUN=self.run, SLURMDDP_JOB_ID=self.scheduler.job_id)

@@ -5,7 +5,6 @@ import os
 import socket
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slurmddp.records.rehearsal import VERDICT, read_verdict
 from slurmddp.supervisor.brain.types import Settings
 
 
@@ -75,15 +74,8 @@ class Values(NamedTuple):
             nodes_min=self.number("nodes_min") or 1, nodes_max=self.number("nodes_max") or 1,
             max_gpu_hours=float(words["max_gpu_hours"]) if words["max_gpu_hours"] else None,
             breaker_from_zero=self.number("from_zero"),
-            checkpoints=(self.run + "/checkpoints", *self.watched()), rehearsed=self._rehearsed(),
+            checkpoints=(self.run + "/checkpoints", *self.watched()),
         )  # fmt: skip
-
-    def _rehearsed(self) -> Optional[bool]:
-        try:
-            with open(self.run + "/" + VERDICT, encoding="utf-8", errors="replace") as file:
-                return read_verdict(file.read()).resumes
-        except OSError:
-            return None  # it was not rehearsed
 
     def write(self) -> List[str]:
         """Return the arguments that `read` takes."""

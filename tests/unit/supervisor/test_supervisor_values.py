@@ -10,6 +10,7 @@ import pytest
 
 from slurmddp.records.rehearsal import VERDICT, Verdict
 from slurmddp.supervisor.brain.types import Job, Settings
+from slurmddp.supervisor.files import Files
 from slurmddp.supervisor.scheduler import Slurm
 from slurmddp.supervisor.values import OPTIONAL, Values, read
 
@@ -61,10 +62,10 @@ def test_settings_and_programs() -> None:
 def test_the_verdict_of_a_rehearsal_is_read_from_the_run_folder(
     tmp_path: Path, text: str, rehearsed: bool | None
 ) -> None:
-    given = [str(tmp_path), *GIVEN[1:]]
-    assert read(given).settings().rehearsed is None
+    files = Files(str(tmp_path))
+    assert files.rehearsed() is None
     (tmp_path / VERDICT).write_text(text)
-    assert read(given).settings().rehearsed is rehearsed
+    assert files.rehearsed() is rehearsed
 
 
 class Played:
