@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from slurmddp.container import SIF_PROGRAMS
 from slurmddp.errors import UserError
@@ -55,6 +56,8 @@ _COMPUTED = re.compile(r"\$\((?!\(|pwd\))|`|\$\{?S?RANDOM|\$\$")
 _GLOB = re.compile(r"[*?]|\{[^{}\s]*(,|\.\.)[^{}\s]*\}")
 _WITH_VALUE = {"-B", "--bind", "--mount", "--pwd", "-W", "--env", "-H", "--home", "-o", "--overlay", "--workdir", "-S",
                "--scratch", "--env-file", "--app", "--add-caps", "--drop-caps", "--security"}  # fmt: skip
+_BINDS = ("-B", "--bind")
+_OF_SITE = ("--nv", "--rocm", "-e", "--cleanenv")  # options that its profile chooses
 
 
 def meets(option: str) -> bool:
@@ -82,16 +85,30 @@ def program_of(kind: str, arguments: Sequence[str]) -> tuple[str, bool, list[str
     return (words[at] if at < len(words) else ""), module, words[at + 1 :]
 
 
-def sif_options(words: Sequence[str]) -> tuple[str, list[tuple[str, str]]]:
-    """(image, options) of the words behind `apptainer exec`."""
-    found, at = [], 0
+class SifOptions(NamedTuple):
+    """The words behind `apptainer exec`. folder: of --pwd; more: options but those that the site chooses."""
+
+    image: str
+    binds: tuple[str, ...]
+    folder: str | None
+    more: tuple[tuple[str, str], ...]
+
+
+def sif_options(words: Sequence[str]) -> SifOptions:
+    """Read the words behind `apptainer exec`."""
+    options, at = list[tuple[str, str]](), 0
     while at < len(words) and words[at].startswith("-"):
         name, equals, value = words[at].partition("=")
         at += 1
         if not equals and name in _WITH_VALUE and at < len(words):
             value, at = words[at], at + 1
-        found.append((name, value))
-    return (words[at] if at < len(words) else ""), found
+        options.append((name, value))
+    return SifOptions(
+        words[at] if at < len(words) else "",
+        tuple(bind for name, value in options if name in _BINDS for bind in value.split(",")),
+        next((value for name, value in options if name == "--pwd"), None),
+        tuple((name, value) for name, value in options if name not in (*_BINDS, "--pwd", *_OF_SITE)),
+    )
 
 
 def refuse_others(job: Imported, runs: Sequence[Evaluated]) -> None:
@@ -338,11 +355,8 @@ def _container(job: Imported, launch: Launch) -> None:
         more = [(f"--{name}", value) for name, value in own if name not in taken]
     elif at is not None and words[at + 1 : at + 2] in (["exec"], ["run"], ["shell"]):
         job.set("container.runtime", words[at].rpartition("/")[2])
-        image, given = sif_options(words[at + 2 :])
-        binds = [bind for name, value in given if name in ("-B", "--bind") for bind in value.split(",")]
-        folder = next((value for name, value in given if name == "--pwd"), None)
-        ours = ("-B", "--bind", "--pwd", "--nv", "--rocm", "-e", "--cleanenv")  # the site chooses the latter
-        more = [(name, value) for name, value in given if name not in ours]
+        given = sif_options(words[at + 2 :])
+        image, binds, folder, more = given.image, [*given.binds], given.folder, [*given.more]
         if words[at + 1] != "exec":
             job.leave(launch.line, f"{words[at]} {words[at + 1]}", "starts the image's own script", about="container")
     else:

@@ -226,15 +226,13 @@ def _container(run: Evaluated, start: Started) -> tuple[str, str, tuple[str, ...
     around = [each for each in same if each.name in SIF_PROGRAMS and each.order < start.order and start.contained]
     if around:
         outer = around[-1]
-        image, options = sif_options(outer.words[2:])
-        binds = [bind for name, value in options if name in ("-B", "--bind") for bind in value.split(",")]
-        folder = next((value for name, value in options if name == "--pwd"), outer.folder)
-        taken = ("-B", "--bind", "--pwd", "--nv", "--rocm", "-e", "--cleanenv")
-        more = sorted(f"{name}={value}" if value else name for name, value in options if name not in taken)
-        kind = f"{outer.name} {outer.words[1]} {_whole(outer.folder, image)}"
+        given = sif_options(outer.words[2:])
+        more = sorted(f"{name}={value}" if value else name for name, value in given.more)
+        kind = f"{outer.name} {outer.words[1]} {_whole(outer.folder, given.image)}"
         # A shell in the container may have gone elsewhere.
-        folder = start.folder if start.folder != outer.folder else _whole(outer.folder, folder)
-        return folder, kind, _specs(outer.folder, binds), tuple(more)
+        inside = outer.folder if given.folder is None else given.folder
+        folder = start.folder if start.folder != outer.folder else _whole(outer.folder, inside)
+        return folder, kind, _specs(outer.folder, given.binds), tuple(more)
     step = next((each for each in run.started if each.order == start.step and start.step), None)
     words = dict(srun_options(list(step.words[1:]))[0]) if step else {}
     if step is None or "container-image" not in words:
@@ -284,7 +282,7 @@ def _others(job: Imported, theirs: Evaluated, ours: Evaluated, main: Sequence[St
         if each.name in SIF_PROGRAMS:  # with a program behind the image
             around = (
                 each.words[1:2] in (("exec",), ("run",), ("shell",))
-                and sif_options(each.words[2:])[0] != each.words[-1]
+                and sif_options(each.words[2:]).image != each.words[-1]
             )
         around |= each.words[:2] == ("uv", "run") and each.words[2][:1] != "-" and VENV in job.keys.get(("setup",), [])
         if any(each is one for one in main) or around or _words(job, each) in known or each.line in job.lines:
