@@ -61,7 +61,7 @@ class _Run:
 
     def __init__(self, rehearsal: Rehearsal, name: str, order: Order, grace: float = _GRACE) -> None:
         """grace: seconds that the script has to save and exit when it is asked to stop."""
-        self.rehearsal, self.order = rehearsal, order
+        self.rehearsal = rehearsal
         workdir = rehearsal.workdir(name)
         changes = {"timeouts.stop": f"{grace:.0f}", "launch.wrap": json.dumps(rehearsal.wrap(name))}
         if workdir is not None:
@@ -134,19 +134,31 @@ class _Run:
 
 
 class Result(NamedTuple):
-    """not_compared: what could not be, and why. differs: whether it did other things after a kill than without. clean:
-    whether all that was tried went as it should, so that nobody needs the folder.
-    """
+    """What became of the script after a kill, when it was asked to stop, and on half the ranks."""
 
-    verdict: Verdict
-    not_compared: tuple[str, ...]
+    kill: Outcome
+    stop: Outcome
+    half: Outcome
     code_hash: str
-    differs: bool
-    clean: bool
 
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        return self.kill, self.stop, self.half
 
-class NotRehearsedError(UserError):
-    """The script could not be rehearsed: whether it resumes is not known."""
+    @property
+    def verdict(self) -> Verdict:
+        return Verdict(self.kill.resumes, tuple(each.text for each in self.outcomes))
+
+    @property
+    def not_compared(self) -> tuple[str, ...]:
+        """Return what could not be compared, and why."""
+        return tuple(text for each in self.outcomes for text in each.not_compared)
+
+    @property
+    def clean(self) -> bool:
+        """Return whether all that was tried went as it should, so that nobody needs the folder."""
+        resumes = all(each.resumes is True for each in self.outcomes)
+        return resumes and not self.kill.differs and not self.not_compared
 
 
 class Rehearsal:
@@ -211,7 +223,7 @@ class Rehearsal:
         return Order(self._batches, act, after, at)
 
     def run(self) -> Result:
-        """Run it undisturbed, with a kill, and with a stop and half the ranks. Raises NotRehearsedError, UserError."""
+        """Run it undisturbed, with a kill, and with a stop and half the ranks. Raises UserError."""
         undisturbed = self._undisturbed(_BATCHES)
         if undisturbed.saves_at_end_only and undisturbed.over:
             undisturbed = self._undisturbed(None)
@@ -220,12 +232,7 @@ class Rehearsal:
             kill = self._confirmed(kill)
         grace = _GRACE + 4 * undisturbed.step_seconds
         stop, half = self._stop(self._order(STOP, undisturbed), grace, resumes=kill.resumes is not False)
-        parts = (kill, stop, half)
-        missing = tuple(each for part in parts for each in part.not_compared)
-        clean = all(part.resumes is True for part in parts) and not kill.differs and not missing
-        return Result(
-            Verdict(kill.resumes, tuple(part.text for part in parts)), missing, self._code_hash, kill.differs, clean
-        )
+        return Result(kill, stop, half, self._code_hash)
 
     def _undisturbed(self, batches: int | None) -> Start:
         self._batches = batches
@@ -242,9 +249,9 @@ class Rehearsal:
             )
             if self._saves:
                 todo += f"; and it ran without your saves, such as {min(self._saves)}: name one that it needs"
-            raise NotRehearsedError(why, todo=todo)
+            raise UserError(why, todo=todo)
         if not start.steps:
-            raise NotRehearsedError(f"no step of a torch optimizer was seen; its log is {run.folder.job_log}")
+            raise UserError(f"no step of a torch optimizer was seen; its log is {run.folder.job_log}")
         return start
 
     def _confirmed(self, kill: Outcome) -> Outcome:
@@ -265,7 +272,7 @@ class Rehearsal:
         code = run.start(lambda starts: len(starts) > 1 and starts[1].steps >= order.after + _COMPARED, 4 * _SAVE)
         starts = run.starts()
         if not starts or starts[0].acted is None:
-            raise NotRehearsedError(f"the script was not killed: {run.why()}")
+            raise UserError(f"the script was not killed: {run.why()}")
         again = _first(starts[1:])
         if code and not again.states:
             text = f"Killed after step {starts[0].acted}, it failed when it was started again: {run.why()}"
@@ -362,7 +369,7 @@ def rehearse(request: Request, *, as_json: bool) -> set[str]:
         rehearsal.forget()
     verdict = result.verdict
     rehearsed.keep(result.code_hash, rehearsal.plan, verdict)
-    good = verdict.resumes is True and not result.differs
+    good = verdict.resumes is True and not result.kill.differs
     if result.clean:
         shutil.rmtree(rehearsal.root, ignore_errors=True)
     answer = {"schema": 1, **verdict._asdict(), "not_compared": result.not_compared}

@@ -19,6 +19,7 @@ from typing import IO
 
 from slurmddp.records.rank_events import NotForked
 from slurmddp.runtime import begin, torch_private
+from slurmddp.runtime.environment import CHECKPOINT, START
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.journal import read_events
 
@@ -32,7 +33,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _OF_RANK = {
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     *("GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
-    *("SLURMDDP_START", "SLURMDDP_CHECKPOINT", "SLURMDDP_STORE"),
+    *(START, CHECKPOINT, torch_private.STORE),
 }
 
 
