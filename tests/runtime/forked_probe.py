@@ -142,6 +142,34 @@ def training() -> dict[str, object]:
     return {"losses": losses, "late": late}
 
 
+def on_gpu() -> dict[str, object]:
+    """Losses of DDP with nccl on one GPU: autocast, fused AdamW, torch.compile, a pinned loader with workers."""
+    import torch
+    import torch.distributed
+    from torch.utils.data import DataLoader, TensorDataset
+
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # after the import of torch, so the fork stays one
+    torch.use_deterministic_algorithms(True)
+    before = [torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork()]
+    torch.manual_seed(1)
+    torch.distributed.init_process_group(
+        "nccl", init_method=f"file://{os.getcwd()}/meet-{os.getpid()}", rank=0, world_size=1
+    )
+    layers = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 1)).cuda()
+    model = torch.compile(torch.nn.parallel.DistributedDataParallel(layers, device_ids=[0]))
+    optimizer, losses = torch.optim.AdamW(model.parameters(), fused=True), []
+    data = DataLoader(TensorDataset(torch.randn(256, 256)), batch_size=64, num_workers=2, pin_memory=True)
+    for (batch,) in data:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(batch.cuda(non_blocking=True)).float().pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    torch.distributed.destroy_process_group()
+    return {"losses": losses, "before": before, "device": torch.cuda.get_device_name()}
+
+
 def compiled() -> dict[str, object]:
     import torch
 
@@ -155,7 +183,7 @@ def main() -> None:
         print(json.dumps(state()))
     elif role in ("torch", "threads", "devices"):
         print(json.dumps(torch_state()))
-    elif role in ("draws", "processes", "training", "compiled"):
+    elif role in ("draws", "processes", "training", "on_gpu", "compiled"):
         print(json.dumps(globals()[role]()))
     elif role == "exit":
         atexit.register(print, "registered first")

@@ -140,6 +140,13 @@ def test_losses_are_the_same_and_the_first_step_imports_nothing_of_torch(probe: 
     assert (forked.said["late"], bool(fresh.said["late"])) == ([], True)
 
 
+@pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="this machine has no NVIDIA GPU")
+def test_losses_on_a_gpu_are_the_same(probe: Pair) -> None:
+    forked, fresh = probe.both("on_gpu")
+    assert forked.code == 0, forked.err
+    assert forked.said == fresh.said and forked.said["before"] == [False, False]
+
+
 def test_torch_compile(probe: Pair) -> None:
     forked, fresh = probe.both("compiled")
     assert forked.said == fresh.said and forked.said["compiled"] == [1.0, 5.0], forked.err
@@ -284,6 +291,14 @@ def rank_told(root: Path, agent: "subprocess.Popen[bytes]", start: int, rank: in
     return path.read_text().split()
 
 
+def wait_for_first_steps(root: Path, number: int) -> None:
+    """The observer looks a few times per second."""
+    end = time.monotonic() + PATIENCE
+    while (root / "events.jsonl").read_text().count('"first_step"') < number:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 @contextlib.contextmanager
 def agent_of(tmp_path: Path, word: str) -> "Iterator[subprocess.Popen[bytes]]":
     """slurmddp's torchrun with two ranks of TRAIN."""
@@ -334,12 +349,12 @@ def test_agent_forks_ranks_again_and_starts_them_where_it_cannot(tmp_path: Path,
             if start == 1 and fault == "template":
                 os.kill(template_of(agent.pid), signal.SIGKILL)
             if start < 2:
+                wait_for_first_steps(tmp_path, start + 1)
                 os.kill(int(told[start][0]), signal.SIGKILL)
         assert agent.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     why = [event["why"] for event in events if event["event"] == "not_forked"]
     assert [event["signal"] for event in events if event["event"] == "rank_exited"] == ["SIGKILL"] * 2
-    assert len([event for event in events if event["event"] == "first_step"]) == 3
     expected = {"rank": 1, "template": 3, "late": 6}  # fresh ranks have hash seeds of their own
     assert len(set(signatures)) == expected[fault], (signatures, why)
     assert (

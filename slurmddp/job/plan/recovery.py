@@ -45,7 +45,7 @@ def plan_recovery(
         notes.append(Note("warning", text))
     if recovery.max_gpu_hours is not None and not layout.gpus_per_node:
         notes.append(Note("warning", "recovery.max_gpu_hours limits nothing: this job has no GPUs"))
-    if recovery.fork and (why := _not_forked(resolved.job, layout)):
+    if recovery.fork and (why := _not_forked(resolved, layout)):
         notes.append(Note("warning", f"recovery.fork has no effect: {why}"))
     expedite = site.requeue == "expedite" and requeue == "requeue"
     is_script = resolved.job.train.task is None
@@ -55,13 +55,14 @@ def plan_recovery(
     return RecoveryPlan(requeue, expedite, must_save, watch, from_zero), notes
 
 
-def _not_forked(job: Job, layout: Layout) -> str:
+def _not_forked(resolved: Resolved, layout: Layout) -> str:
     """Return why the ranks start as fresh processes, as far as the job tells; the agents see the rest."""
+    job, amd = resolved.job, resolved.site.gpu_vendor == "amd"
     if job.launch.mode == "srun":
         return "with launch.mode srun, no agent starts the ranks"
     if job.train.task is not None:
         return "only scripts of your own are forked, not the bundled tasks"
-    return "forked ranks were tried on CPUs only" if layout.gpus_per_node else ""
+    return "forked ranks were not tried with AMD's GPUs" if amd and layout.gpus_per_node else ""
 
 
 def max_restarts(job: Job) -> int:

@@ -35,8 +35,8 @@ _LATE = (
     "torch.distributed", "torch._dynamo", "torch._inductor.config", "torch.distributed.algorithms.join",
     "torch.distributed.optim", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.profiler._cupti_monitor",
 )  # fmt: skip
-#: Forks were tried on CPUs only. A process that has one of these open must never be forked.
-_GPUS = ("/dev/nvidiactl", "/dev/kfd")
+#: AMD's driver: forks were tried with NVIDIA's and on CPUs. A process that has used a GPU must never be forked.
+_AMD, _DEVICES = "/dev/kfd", ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 #: Slurm and terminals send these to all processes of a step: the template must outlive them.
 _HELD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 #: What a script may set before it imports torch: nothing in torch reads these during the import.
@@ -125,10 +125,16 @@ def _threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
+def _devices() -> list[str]:
+    """Return the GPUs that this process has open."""
+    links = {os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.islink(entry.path)}
+    return sorted(link for link in links if link.startswith(_DEVICES))
+
+
 def _load() -> str:
     """Import torch and what ranks import late. Return why ranks cannot be forked from this process, or nothing."""
-    if any(map(os.path.exists, _GPUS)):
-        return "this node has GPUs, and forked ranks were tried on CPUs only"
+    if os.path.exists(_AMD):
+        return "this node has AMD GPUs, with which forked ranks were not tried"
     if _threads() > 1:
         return "the image's Python starts a thread before the script (a .pth file)"
     try:
@@ -138,6 +144,8 @@ def _load() -> str:
                 importlib.import_module(name)
     except Exception as error:  # noqa: BLE001 - the ranks, started fresh, will show it
         return f"torch cannot be imported: {type(error).__name__}: {error}"
+    if used := _devices():
+        return f"the import of torch opens a GPU ({', '.join(used)})"
     try:
         trial = _quiet_fork()
     except OSError as error:

@@ -235,11 +235,13 @@ def test_recovery_of_this_machine(desk: Desk) -> None:
             "site: cores\nlaunch: {mode: srun}\ntrain: {script: a.py}\n",
             "with launch.mode srun, no agent starts the ranks",
         ),
-        ("site: gpus\ntrain: {script: a.py}\n", "forked ranks were tried on CPUs only"),
+        ("site: gpus\ntrain: {script: a.py}\n", ""),
+        ("site: amd\ntrain: {script: a.py}\n", "forked ranks were not tried with AMD's GPUs"),
         (LM_JOB, "only scripts of your own are forked, not the bundled tasks"),
     ],
 )
 def test_forked_ranks(desk: Desk, job: str, why: str) -> None:
+    desk.site(GPU_SITE.replace("name: gpus", "name: amd") + "gpu_vendor: amd\n")
     plan = desk.plan(job, "recovery.fork=true")
     notes = [note.text for note in plan.notes if "recovery.fork" in note.text]
     assert notes == ([f"recovery.fork has no effect: {why}"] if why else [])
