@@ -16,7 +16,7 @@ KILL, STOP = "kill", "stop"
 
 class Order(NamedTuple):
     """batches: of each data loader per epoch; None: all of them. act: what rank 0 does once, in the first start: KILL
-    itself, or ask for a STOP. after: so many steps after the first save. at: or at this step, if it comes first.
+    itself, or ask for a STOP. after: so many steps after the first save. at: not then, but at this step.
     """
 
     batches: Optional[int] = None
@@ -32,8 +32,8 @@ class Line(NamedTuple):
     """What rank 0 saw after a step of this start; step 0: before the first one. time: unix seconds.
 
     hash: of the parameters. sample: some of their values. loss: mean of the losses of this step. part: whether other
-    ranks have other parameters (sharded). saved, acted: a save began, or the order was carried out, after this step;
-    such a line has no hash.
+    ranks have other parameters (sharded). saved: the file that was saved after this step, each number a #. acted: the
+    order was carried out. Both of these lines have no hash.
     """
 
     step: int
@@ -42,7 +42,7 @@ class Line(NamedTuple):
     sample: Sequence[float] = ()
     loss: Optional[float] = None
     part: bool = False
-    saved: bool = False
+    saved: str = ""
     acted: bool = False
 
     def line(self) -> bytes:
@@ -76,9 +76,10 @@ def _line(record: Mapping[str, Any]) -> Line:
     values = [number(value) for value in sample] if isinstance(sample, list) else []
     # What is no finite number differs from everything.
     finite = [float("nan") if value is None else value for value in values]
-    flags = (record.get(name) is True for name in ("part", "saved", "acted"))
     step, time = whole(record.get("step")) or 0, number(record.get("time")) or 0.0
-    return Line(step, time, str(record.get("hash", "")), finite, number(record.get("loss")), *flags)
+    digest, saved = (str(record.get(name, "")) for name in ("hash", "saved"))
+    part, acted = (record.get(name) is True for name in ("part", "acted"))
+    return Line(step, time, digest, finite, number(record.get("loss")), part, saved, acted)
 
 
 def read_verdict(text: str) -> Verdict:

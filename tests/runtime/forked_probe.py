@@ -157,7 +157,7 @@ def on_gpu() -> dict[str, object]:
     )
     layers = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 1)).cuda()
     model = torch.compile(torch.nn.parallel.DistributedDataParallel(layers, device_ids=[0]))
-    optimizer, losses = torch.optim.AdamW(model.parameters(), fused=True), []
+    optimizer, losses = torch.optim.AdamW(layers.parameters(), fused=True), []
     data = DataLoader(TensorDataset(torch.randn(256, 256)), batch_size=64, num_workers=2, pin_memory=True)
     for (batch,) in data:
         with torch.autocast("cuda", torch.bfloat16):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -62,13 +63,17 @@ def started(folder: Path, *, save: str, load: str = "", stop: str = "") -> subpr
     if stop:
         text = "from slurmddp.runtime import should_stop\n" + text
     (folder / "train.py").write_text(text)
+    return command(folder, "train.py")
+
+
+def command(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ, "XDG_STATE_HOME": str(folder / "state"), "XDG_CONFIG_HOME": str(folder / "config"),
         "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
-    command = [sys.executable, "-m", "slurmddp", "check", "train.py", "--rehearse", "--json"]
+    words = [sys.executable, "-m", "slurmddp", "check", script, "--rehearse", "--json"]
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
 
 
@@ -100,7 +105,10 @@ def test_a_script_that_saves_nothing(tmp_path: Path) -> None:
     code, told = rehearse(tmp_path, save="")
     assert code == 1 and told["resumes"] is False, told
     kill, stop, half = told["sentences"]
-    assert kill == "Killed after step 6, it began at step 0 again: it had saved nothing that torch.save writes."
+    assert (
+        kill
+        == "Killed after step 6, it began at step 0 again: it had saved nothing that torch.save or Checkpointer writes."
+    )
     assert stop.startswith("Asked to stop after step 6, it ") and stop.endswith(" (all: it saved nothing) lost.")
     assert half == "Then started on fewer ranks: not tried."
 
@@ -110,6 +118,22 @@ def test_a_script_that_saves_but_begins_at_0(tmp_path: Path) -> None:
     code, told = rehearse(tmp_path)
     assert code == 1 and told["resumes"] is False, told
     assert told["sentences"][0] == "Killed after step 11, it began at step 0 again."
+
+
+@pytest.mark.long
+def test_a_save_of_the_model_alone_comes_first(tmp_path: Path) -> None:
+    save = "dist.get_rank() == 0 and torch.save(model.state_dict(), 'best.pt'); epoch % 3 == 2 and save(epoch)"
+    code, told = rehearse(tmp_path, save=save, load=LOADS)
+    assert code == 0 and told["sentences"][0].startswith("Killed after step 27, it resumed at step 24; "), told
+
+
+@pytest.mark.long
+def test_a_sampler_that_does_not_allow_shorter_epochs(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "examples" / "plain_ddp_resumable.py", tmp_path)
+    done = command(tmp_path, "plain_ddp_resumable.py")
+    assert done.returncode == 0, done.stderr
+    kill = json.loads(done.stdout)["sentences"][0]
+    assert ", it resumed at step 100; " in kill and kill.endswith(" are the same as without the kill."), kill
 
 
 @pytest.mark.long

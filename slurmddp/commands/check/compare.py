@@ -27,8 +27,8 @@ class Outcome(NamedTuple):
 
 
 class Start:
-    """What rank 0 saw in one start. states: by steps done. acted: when it was killed, or asked to stop. over: whether
-    it came to its end.
+    """What rank 0 saw in one start. states: by steps done. first_saves: steps done at the first save of each name.
+    acted: when it was killed, or asked to stop. over: whether it came to its end.
     """
 
     def __init__(self, lines: Sequence[Line]) -> None:
@@ -36,6 +36,7 @@ class Start:
         self.states = {line.step: line for line in lines if line.hash}
         self.steps = max(self.states, default=0)
         self.saves = [line.step for line in lines if line.saved]
+        self.first_saves = {line.saved: line.step for line in reversed(lines) if line.saved}
         self.acted = next((line.step for line in lines if line.acted), None)
 
     @property
@@ -79,7 +80,7 @@ def resumed(undisturbed: Start, killed: Start, again: Start, seen: str) -> Outco
     head = f"Killed after step {killed.acted}, "
     if not again.states:
         return Outcome(None, f"{head}it made no step when it was started again.")
-    saves = "" if killed.saves else ": it had saved nothing that torch.save writes"
+    saves = "" if killed.saves else ": it had saved nothing that torch.save or Checkpointer writes"
     began = again.began_at(killed)
     if began is None and killed.states[0].hash != undisturbed.states[0].hash:
         why = "the parameters before step 1 differ from start to start: without a seed, it is not known where it began"

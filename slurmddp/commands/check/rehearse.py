@@ -212,15 +212,19 @@ class Rehearsal:
 
     def _skip(self, path: Path) -> bool:
         named = any(path.name in word for word in self.plan.program.args)
-        save = path.suffix in _SAVES and not named
+        # A .pth file of an environment says where packages are.
+        save = path.suffix in _SAVES and not named and "site-packages" not in path.parts
         if save:
             self._saves.add(path)
         return save or path == Path(self.plan.runs_root) or path.name == ".git" or str(path) in self._left_out
 
-    def _order(self, act: str, undisturbed: Start) -> Order:
-        at = min(_UNSAVED, max(1, undisturbed.steps - 1)) if undisturbed.saves_at_end_only else None
-        after = max(1, min(_AFTER, undisturbed.steps - (undisturbed.first_save or 0) - 1))
-        return Order(self._batches, act, after, at)
+    def _order(self, act: str, undisturbed: Start, save: int | None = None) -> Order:
+        """save: the steps done at the save after which it acts; None: the first one."""
+        save = undisturbed.first_save if save is None else save
+        if save is None or save >= undisturbed.steps:
+            return Order(self._batches, act, at=min(_UNSAVED, max(1, undisturbed.steps - 1)))
+        after = max(1, min(_AFTER, undisturbed.steps - save - 1))
+        return Order(self._batches, act, after, None if save == undisturbed.first_save else save + after)
 
     def run(self) -> Result:
         """Run it undisturbed, with a kill, and with a stop and half the ranks. Raises UserError."""
@@ -228,21 +232,30 @@ class Rehearsal:
         if undisturbed.saves_at_end_only and undisturbed.over:
             undisturbed = self._undisturbed(None)
         kill = self._kill(undisturbed)
+        if kill.resumes is False and undisturbed.saves:
+            kill = self._after_other_saves(undisturbed, kill)
         if kill.differs and self._batches is not None:
             kill = self._confirmed(kill)
         grace = _GRACE + 4 * undisturbed.step_seconds
         stop, half = self._stop(self._order(STOP, undisturbed), grace, resumes=kill.resumes is not False)
         return Result(kill, stop, half, self._code_hash)
 
-    def _undisturbed(self, batches: int | None) -> Start:
+    def _undisturbed(self, batches: int | None, *, longer: bool = False) -> Start:
+        """longer: not only until it has saved."""
         self._batches = batches
-        opt.say(f"  undisturbed, {f'{batches} batches per epoch' if batches else 'all batches'}")
-        run = _Run(self, f"undisturbed-{batches or 'all'}", Order(batches))
-        code = run.start(lambda starts: _has_enough(starts) or len(starts) > 1, _SAVE)
+        opt.say(
+            f"  undisturbed{', for longer' * longer}, {f'{batches} batches per epoch' if batches else 'all batches'}"
+        )
+        run = _Run(self, f"undisturbed-{'longer-' * longer}{batches or 'all'}", Order(batches))
+        code = run.start(lambda starts: (_has_enough(starts) and not longer) or len(starts) > 1, _SAVE)
         starts = run.starts()
         start, self._code_hash = _first(starts), snapshot.code_hash(run.folder.code)
         start.over = code is not None
-        if code or len(starts) > 1:
+        failed = bool(code) or len(starts) > 1
+        if failed and start.steps and batches is not None:
+            opt.say(f"  failed after step {start.steps}: perhaps because of the shorter epochs")
+            return self._undisturbed(None)
+        if failed:
             why = f"it fails without a kill, after step {start.steps}: {run.why()}"
             todo = (
                 "if it writes elsewhere than below its working directory, $SLURMDDP_RUN and /tmp: all else is read-only"
@@ -265,10 +278,18 @@ class Rehearsal:
         self._batches = batches
         return kill
 
-    def _kill(self, undisturbed: Start) -> Outcome:
-        order = self._order(KILL, undisturbed)
+    def _after_other_saves(self, undisturbed: Start, kill: Outcome) -> Outcome:
+        """Return what a kill does once it has saved all that it saves: the first save may be of the model alone."""
+        longer = self._undisturbed(self._batches, longer=True)
+        last = max(longer.first_saves.values(), default=0)
+        if (undisturbed.first_save or 0) + _AFTER < last < longer.steps:
+            return self._kill(longer, last)
+        return kill
+
+    def _kill(self, undisturbed: Start, save: int | None = None) -> Outcome:
+        order = self._order(KILL, undisturbed, save)
         opt.say("  killed after a save" if order.at is None else f"  killed after step {order.at}")
-        run = _Run(self, f"kill-{self._batches or 'all'}", order)
+        run = _Run(self, f"kill-{order.at or 'save'}-{self._batches or 'all'}", order)
         code = run.start(lambda starts: len(starts) > 1 and starts[1].steps >= order.after + _COMPARED, 4 * _SAVE)
         starts = run.starts()
         if not starts or starts[0].acted is None:

@@ -5,17 +5,22 @@ step, and kills the rank or asks it to stop. The script itself is not changed.
 import ctypes
 import hashlib
 import os
+import re
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from slurmddp.records.events import Facts
+from slurmddp.records.rank_events import CheckpointSaved
 from slurmddp.records.rehearsal import KILL, REQUEST, STARTS, Line, Order, read_lines, read_order
 from slurmddp.records.stop import CANCELLED, StopRequest
 from slurmddp.runtime import torch_private
 from slurmddp.runtime.environment import Environment
+from slurmddp.runtime.journal import Events
 from slurmddp.runtime.watch.process_exit import say
 from slurmddp.shared.files import write_whole
 from slurmddp.shared.run_folder import RunFolder
@@ -70,16 +75,27 @@ class _Recorder:
         torch.Tensor.backward = backward  # type: ignore[method-assign,assignment]
 
     def _note_saves(self) -> None:
-        plain = torch.save
+        plain, written = torch.save, Events.write
 
         def save(*args: Any, **options: Any) -> Any:
             done = plain(*args, **options)
-            if self._step:
-                self._write(Line(self._step, time.time(), saved=True))
-                self._saved = self._step if self._saved is None else self._saved
+            file = options.get("f", args[1] if len(args) > 1 else "")
+            name = getattr(file, "name", file)
+            self._note_save(os.path.basename(name) if isinstance(name, (str, Path)) else "")
             return done
 
+        def write(events: Events, facts: Facts) -> None:
+            written(events, facts)
+            if isinstance(facts, CheckpointSaved):  # of Checkpointer, which may have saved in another process
+                self._note_save("checkpoint")
+
         torch.save = save
+        Events.write = write  # type: ignore[method-assign,assignment]
+
+    def _note_save(self, name: str) -> None:
+        if self._step:
+            self._write(Line(self._step, time.time(), saved=re.sub(r"\d+", "#", name) or "a stream"))
+            self._saved = self._step if self._saved is None else self._saved
 
     def _before(self, optimizer: Optimizer, _args: Any, _options: Any) -> None:
         if self._optimizer is None:
@@ -93,8 +109,10 @@ class _Recorder:
         self._write(_line(self._step, optimizer, self._losses))
         self._losses.clear()
         time.sleep(self._pace)
-        saved = None if self._saved is None else self._saved + self._order.after
-        if self._acts and self._step in (self._order.at, saved):
+        at = self._order.at
+        if at is None and self._saved is not None:
+            at = self._saved + self._order.after
+        if self._acts and self._step == at:
             self._act()
 
     def _act(self) -> None:

@@ -63,7 +63,7 @@ def start(*values: float | None, saves: tuple[int, ...] = (), acted: int | None 
     noted = [
         Line(step, 0.0, str(value), (value,), loss + step) for step, value in enumerate(values) if value is not None
     ]
-    lines = [*noted, *(Line(step, saved=True) for step in saves)]
+    lines = [*noted, *(Line(step, saved="a.pt") for step in saves)]
     return Start(lines if acted is None else [*lines, Line(acted, acted=True)])
 
 
