@@ -176,13 +176,21 @@ class Finder:
         command = self._inner(outer, task.name) or outer
         environment = self._environment(place)
         shown = place[self.shown][0][0].added if self.shown in place else {}
+        nodes, per_node = self._spread(step)
         everywhere = all(run in place and bool(place[run][0][0].step) == bool(task.step) for run in self.told)
         return Launch(
             kind, _line(command, task.name) or command.line, options, opaque, arguments[end:], environment,
             {name for name in self._own() - environment.keys() if shown.get(name)}, step, command,
             tuple(whole), not everywhere, words[0],
-            self._words(place, lambda _, each: [each.folder])[0],
+            self._words(place, lambda _, each: [each.folder])[0], nodes, per_node,
         )  # fmt: skip
+
+    def _spread(self, step: Step | None) -> tuple[int | None, int | None]:
+        """(on how many nodes a step starts what it has, how often on each); None for what is not known."""
+        if step is None:
+            return 1, 1
+        nodes = self.script.job.nodes if step.fan_out and step.command.loops else step.resources.nodes
+        return nodes, 1 if step.fan_out else step.resources.tasks_per_node
 
     def _environment(self, place: _Place) -> dict[str, str]:
         found = {}

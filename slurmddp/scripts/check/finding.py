@@ -14,10 +14,10 @@ from slurmddp.scripts.check.script import Script
 
 
 class Hit(NamedTuple):
-    """One place that breaks a rule. severity: where it differs from the rule's."""
+    """One place that breaks a rule. line: 0 for that of the launch; severity: where it differs from the rule's."""
 
-    line: int
     message: str
+    line: int = 0
     severity: Severity | None = None
 
 
@@ -34,26 +34,19 @@ class Finding:
     def as_dict(self) -> dict[str, str | int]:
         """Return the finding for --json."""
         return {
-            "file": self.path,
-            "line": self.line,
-            "rule": self.rule.id,
-            "severity": self.severity,
-            "message": self.message,
-            "reason": self.rule.reason,
-            "fix": self.rule.fix,
-            "source": self.rule.source,
-        }
+            "file": self.path, "line": self.line, "rule": self.rule.id, "severity": self.severity,
+            "message": self.message, "reason": self.rule.reason, "fix": self.rule.fix, "source": self.rule.source,
+        }  # fmt: skip
 
 
 RULES: list[Rule[Script, Hit]] = []
-_TEXTS = Path(__file__).with_name("script.rules")
 
 
 @cache
 def _texts() -> dict[str, list[str]]:
     """Return the four lines of each rule by its id."""
-    blocks = re.split(r"\n\n+", _TEXTS.read_text(encoding="utf-8").strip())
-    return {block.split()[0]: block.splitlines() for block in blocks[1:]}
+    text = Path(__file__).with_name("script.rules").read_text(encoding="utf-8")
+    return {block.split()[0]: block.splitlines() for block in re.split(r"\n\n+", text.strip())[1:]}
 
 
 def rule(check: Callable[[Script], Iterator[Hit]]) -> Callable[[Script], Iterator[Hit]]:

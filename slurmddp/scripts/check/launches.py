@@ -55,6 +55,13 @@ class Launch:
     unsure: bool
     name: str  # of the launcher, as it is started
     folder: str  # in which it starts
+    nodes: int | None  # on how many it starts
+    per_node: int | None  # how often srun starts it on each node
+
+    @property
+    def fan_out(self) -> bool:
+        """Tell whether its step is one of several, each for a node of its own."""
+        return self.step is not None and self.step.fan_out
 
     @property
     def branch(self) -> bool:

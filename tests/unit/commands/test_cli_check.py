@@ -97,8 +97,8 @@ def test_fix_prints_the_script_on_stdout_and_what_it_found_on_stderr(cli: Cli, d
     assert shown.err.splitlines()[-1] == "1 fixed, not fixed: none"
     told = json.loads(cli("check", "--script", "a.sbatch", "--fix", "--json").out)
     assert told["script"] == shown.out and told["findings"] == [] and told["fixed"][0]["rule"] == "launcher-per-task"
-    left = cli("check", "--script", str(FIXTURES / "bad/tasks-gpus.sbatch"), "--fix")
-    assert left.code == 1 and "[tasks-gpus]" in left.err and "    fix: " in left.err
+    left = cli("check", "--script", str(FIXTURES / "broken/too-many-ranks--tasks.sbatch"), "--fix")
+    assert left.code == 1 and "[too-many-ranks]" in left.err and "    fix: " in left.err
     assert left.err.splitlines()[-1] == "0 fixed, not fixed: 1 error"
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from slurmddp.scripts.check.finding import Hit, rule
 from slurmddp.scripts.check.launches import Launch
 from slurmddp.scripts.check.script import Script
 from slurmddp.scripts.check.shell import Command
@@ -14,51 +15,48 @@ from slurmddp.scripts.check.values import number
 PLACEHOLDER = re.compile(r"<[A-Za-z_][^<>\n()]*>|\{\{|\{%|@\w+@|%\(\w+\)s")
 #: What watches a launch from the background.
 _WATCH = {"nvidia-smi", "rocm-smi", "dcgmi", "sleep", "tail", "watch", "vmstat", "echo"}
+AGENTS = ("torchrun", "accelerate")
 NAMES = {"torchrun": "torchrun", "accelerate": "accelerate launch", "deepspeed": "deepspeed", "python": "python"}
+_Check = Callable[[Script, Launch], Iterator[Hit]]
 
 
 def launches(script: Script, *kinds: str) -> Iterator[Launch]:
     """Yield the launches of these kinds that the script surely makes, on nodes and in tasks that are known."""
     for each in script.found.launches:
-        if kinds and each.kind not in kinds:
-            continue
-        if each.unsure or (each.step and each.step.resources.unread):
-            continue
-        if each.step is None and services(script):
-            continue  # other nodes are for other programs
-        if not each.branch:  # which may never start, or on one node only
+        # In a branch, it may never start, or on one node only; beside services, the other nodes are for those.
+        unread = each.branch or (each.step.resources.unread if each.step else bool(services(script)))
+        if not unread and (not kinds or each.kind in kinds):
             yield each
+
+
+def launch_rule(*kinds: str, where: Callable[[Launch], bool] = bool) -> Callable[[_Check], _Check]:
+    """Register a function as a rule that is asked about each launch of these kinds."""
+
+    def register(check: _Check) -> _Check:
+        def each_launch(script: Script) -> Iterator[Hit]:
+            for launch in filter(where, launches(script, *kinds)):
+                for hit in check(script, launch):
+                    yield hit._replace(line=hit.line or launch.line)
+
+        each_launch.__name__ = check.__name__
+        rule(each_launch)
+        return check
+
+    return register
 
 
 def services(script: Script) -> list[Command]:
     """Return the commands in the background that start something else than the last launch: servers, or other parts."""
     found = script.found.launches
     ours = [each for each in found if each.program[:1] == found[-1].program[:1]]
-    lines = {each.lines[0] for one in ours for each in (one.command, one.step and one.step.command) if each}
-    background = [
-        each for each in script.commands if each.then == "&" and each.words[:1] and each.words[0] not in _WATCH
-    ]
-    return [each for each in background if each.line not in lines]
+    lines = {each.line for one in ours for each in (one.command, one.step and one.step.command) if each}
+    background = (each for each in script.commands if each.then == "&" and each.words)
+    return [each for each in background if each.words[0] not in _WATCH and each.line not in lines]
 
 
-def spread(script: Script, launch: Launch) -> int | None:
-    """Return on how many nodes the launcher starts; None, if it is not known."""
-    if launch.step is None:
-        return 1
-    return script.job.nodes if launch.step.fan_out and launch.step.command.loops else launch.step.resources.nodes
-
-
-def tasks_per_node(launch: Launch) -> int | None:
-    """Return how often srun starts the launcher on each node."""
-    if launch.step is None:
-        return 1
-    return 1 if launch.step.fan_out else launch.step.resources.tasks_per_node
-
-
-def several_nodes(script: Script, launch: Launch) -> bool:
+def several_nodes(launch: Launch) -> bool:
     """Tell whether the launcher surely starts on more than one node."""
-    several = launch.step is not None and launch.step.fan_out and (number(nodes_option(launch)) or 1) > 1
-    return several or (spread(script, launch) or 1) > 1
+    return (launch.fan_out and (number(nodes_option(launch)) or 1) > 1) or (launch.nodes or 1) > 1
 
 
 def nodes_option(launch: Launch) -> str | None:
@@ -79,5 +77,4 @@ def static(launch: Launch) -> bool:
 
 def farmed(launch: Launch) -> bool:
     """Tell whether the launcher is one of several that train apart, each with a srun of its own."""
-    fan_out = launch.step is not None and launch.step.fan_out
-    return fan_out and ("standalone" in launch.options or nodes_option(launch) in (None, "1", "1:1"))
+    return launch.fan_out and ("standalone" in launch.options or nodes_option(launch) in (None, "1", "1:1"))

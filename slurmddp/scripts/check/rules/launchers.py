@@ -1,4 +1,4 @@
-"""How often, and where, a launcher starts."""
+"""How often, and where, a launcher starts, and how many ranks it starts there."""
 
 from __future__ import annotations
 
@@ -9,63 +9,66 @@ from collections.abc import Iterator
 from slurmddp.scripts.check.finding import Hit, rule
 from slurmddp.scripts.check.launches import Launch
 from slurmddp.scripts.check.rules.common import (
+    AGENTS,
     NAMES,
     farmed,
     has_config,
+    launch_rule,
     launches,
     nodes_option,
     several_nodes,
-    spread,
-    tasks_per_node,
 )
 from slurmddp.scripts.check.script import Script
-from slurmddp.scripts.check.values import number, symbol_name, symbols
+from slurmddp.scripts.check.values import SET_BY_SHELL, number, symbol_name, symbols
 
 _SPREADS = re.compile(
     r"\b(srun|mpirun|mpiexec|ssh|pdsh|clush|ray|horovodrun|sbatch|colossalai|parallel|submitit|dask)\b"
 )
 _ASKS = {"help", "h", "version", "config-file"}
-_AGENTS = ("torchrun", "accelerate")
+#: Why a value is no number in the job, by its symbol.
+_NO_NUMBER = {
+    "unset": "Slurm does not set {} in this job",
+    "compressed": "{} is written as 4(x2), not as a number",
+    "unexported": "{} is not exported, so it is empty in the task",
+    "nosuch": "Slurm has no variable {}",
+}
+_NUMBERS = ("nnodes", "nproc-per-node", "node-rank", "num-machines", "num-processes", "machine-rank")
+_NEEDED = {
+    "nnodes", "nproc-per-node", "rdzv-endpoint", "master-addr", "master-port", "num-machines", "num-processes",
+    "main-process-ip", "main-process-port",
+}  # fmt: skip
 
 
 @rule
 def one_node_only(script: Script) -> Iterator[Hit]:
-    nodes = script.job.nodes or 1
-    if nodes < 2:
-        return
-    for launch in launches(script, *_AGENTS, "deepspeed"):
-        hostfile = launch.opaque or {"hostfile", "deepspeed-hostfile"} & set(launch.options)
-        ranked = symbol_name(launch.option("machine-rank") or "", "early")  # meant to start on each node
-        if launch.step is None and (launch.kind == "torchrun" or not hostfile):
+    found = [each for each in launches(script) if each.step is None] if (script.job.nodes or 1) > 1 else []
+    only = f"starts on the first of {script.job.nodes} nodes only"
+    for launch in found:
+        hostfile = launch.opaque or {"hostfile", "deepspeed-hostfile"} & launch.options.keys()
+        if launch.kind == "torchrun" or (launch.kind != "python" and not hostfile):
+            ranked = symbol_name(launch.option("machine-rank") or "", "early")  # meant to start on each node
             doubt = "config-file" in launch.options and not ranked  # the file may name a hostfile of DeepSpeed
-            message = f"{NAMES[launch.kind]} starts on the first of {nodes} nodes only"
-            yield Hit(launch.line, message, "warning" if doubt else None)
-    if _SPREADS.search(script.text) or any(each.kind != "python" for each in script.found.launches):
+            yield Hit(f"{NAMES[launch.kind]} {only}", launch.line, "warning" if doubt else None)
+    spread = _SPREADS.search(script.text) or any(each.kind != "python" for each in script.found.launches)
+    if found and not spread:
+        yield Hit(f"the program {only}", found[-1].line)
+
+
+@launch_rule(*AGENTS, "deepspeed")
+def launcher_per_task(script: Script, launch: Launch) -> Iterator[Hit]:
+    step, name = launch.step, NAMES[launch.kind]
+    if step is None or step.fan_out or "no-ssh" in launch.options:
         return
-    python = [each.line for each in launches(script, "python") if each.step is None and not each.branch]
-    if python:
-        yield Hit(python[-1], f"the program starts on the first of {nodes} nodes only")
-
-
-@rule
-def launcher_per_task(script: Script) -> Iterator[Hit]:
-    for launch in launches(script, *_AGENTS, "deepspeed"):
-        per_node = tasks_per_node(launch) or 1
-        if launch.step is None or launch.step.fan_out or "no-ssh" in launch.options:
-            continue
-        tasks, told = launch.step.resources.tasks, nodes_option(launch) or "1"
-        if tasks_per_node(launch) is None and tasks and (most := number(told.rpartition(":")[2])) and tasks > most:
-            yield Hit(launch.line, f"srun starts {NAMES[launch.kind]} {tasks} times, for {most} node{'s' * (most > 1)}")
-        if _ignored(script, launch):
-            yield Hit(launch.line, f"srun starts {script.job.tasks} tasks: --ntasks of the job wins", "warning")
-        if per_node < 2:
-            continue
-        ranks = ranks_per_launcher(launch)
-        message = f"srun starts {NAMES[launch.kind]} {per_node} times per node"
-        if ranks == 1:
-            yield Hit(launch.line, f"{message}, each with one rank: all of them have local rank 0", "warning")
-        else:
-            yield Hit(launch.line, message + (f", each with {ranks} ranks" if ranks else ""))
+    tasks, most = step.resources.tasks, number((nodes_option(launch) or "1").rpartition(":")[2])
+    if launch.per_node is None and tasks and most and tasks > most:
+        yield Hit(f"srun starts {name} {tasks} times, for {most} node{'s' * (most > 1)}")
+    message, ranks = f"srun starts {name} {launch.per_node} times per node", ranks_per_launcher(launch)
+    if (launch.per_node or 1) > 1 and ranks == 1:
+        yield Hit(f"{message}, each with one rank: all of them have local rank 0", severity="warning")
+    elif (launch.per_node or 1) > 1:
+        yield Hit(message + (f", each with {ranks} ranks" if ranks else ""))
+    elif _ignored(script, launch):
+        yield Hit(f"srun starts {script.job.tasks} tasks: --ntasks of the job wins", severity="warning")
 
 
 def _ignored(script: Script, launch: Launch) -> bool:
@@ -80,97 +83,89 @@ def _ignored(script: Script, launch: Launch) -> bool:
 
 def ranks_per_launcher(launch: Launch) -> int | None:
     """Return how many ranks one launcher starts."""
-    if launch.kind == "torchrun":
-        return number(launch.option("nproc-per-node"))
-    if launch.kind == "deepspeed":
-        return number(launch.option("num-gpus"))
+    if launch.kind != "accelerate":
+        return number(launch.option("nproc-per-node" if launch.kind == "torchrun" else "num-gpus"))
     total, machines = number(launch.option("num-processes")), number(launch.option("num-machines"))
     return total // (machines or 1) if total else None
 
 
-@rule
-def deepspeed_per_node(script: Script) -> Iterator[Hit]:
-    for launch in launches(script, "deepspeed"):
-        if launch.step and several_nodes(script, launch) and not launch.step.fan_out and "no-ssh" not in launch.options:
-            if tasks_per_node(launch) == 1 and not launch.opaque:
-                yield Hit(launch.line, f"srun starts deepspeed on each of {spread(script, launch)} nodes")
-    for launch in launches(script, "accelerate"):
-        remote = launch.option("deepspeed-multinode-launcher") or "pdsh"  # which is its default
-        config = has_config(launch) or "deepspeed-hostfile" in launch.options
-        if "use-deepspeed" in launch.options and remote == "pdsh" and not config and several_nodes(script, launch):
-            if launch.step and not launch.step.fan_out:
-                nodes = spread(script, launch)
-                yield Hit(launch.line, f"on each of {nodes} nodes, accelerate starts deepspeed with pdsh")
+@launch_rule("deepspeed", "accelerate", where=several_nodes)
+def deepspeed_per_node(script: Script, launch: Launch) -> Iterator[Hit]:
+    if launch.step is None or launch.step.fan_out:
+        return
+    if launch.kind == "deepspeed":
+        if "no-ssh" not in launch.options and launch.per_node == 1 and not launch.opaque:
+            yield Hit(f"srun starts deepspeed on each of {launch.nodes} nodes")
+    elif "use-deepspeed" in launch.options and "deepspeed-hostfile" not in launch.options and not has_config(launch):
+        if (launch.option("deepspeed-multinode-launcher") or "pdsh") == "pdsh":  # which is its default
+            yield Hit(f"on each of {launch.nodes} nodes, accelerate starts deepspeed with pdsh")
 
 
-@rule
-def nnodes(script: Script) -> Iterator[Hit]:
-    for launch in launches(script, *_AGENTS):
-        agents = spread(script, launch)
-        if (tasks_per_node(launch) or 1) > 1 or agents is None or (launch.step is None and (script.job.nodes or 1) > 1):
-            continue
-        if farmed(launch) or "-" in (script.option("nodes") or ""):
-            continue
-        told = nodes_option(launch)
-        option = "--num_machines" if launch.kind == "accelerate" else "--nnodes"
-        if told is None:
-            if agents > 1 and not has_config(launch) and "standalone" not in launch.options:
-                if launch.kind == "torchrun":
-                    yield Hit(launch.line, f"no {option}: each of {agents} nodes trains alone")
-                else:
-                    yield Hit(launch.line, f"no {option} on {agents} nodes: only a config file can give it", "warning")
-            continue
-        match = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", told)
-        if match and not int(match[1]) <= agents <= int(match[2] or match[1]):
-            if int(match[2] or match[1]) > agents and not launch.step and script.option("nodes") is None:
-                continue  # the nodes may come from the command line of sbatch
-            yield Hit(launch.line, f"{option} is {told}, but the launcher starts on {agents} node{'s' * (agents > 1)}")
+@launch_rule(*AGENTS)
+def nnodes(script: Script, launch: Launch) -> Iterator[Hit]:
+    agents, told = launch.nodes, nodes_option(launch)
+    if agents is None or (launch.per_node or 1) > 1 or (launch.step is None and (script.job.nodes or 1) > 1):
+        return
+    if farmed(launch) or "-" in (script.option("nodes") or ""):
+        return
+    option = "--num_machines" if launch.kind == "accelerate" else "--nnodes"
+    if told is None:
+        if agents > 1 and not has_config(launch) and "standalone" not in launch.options:
+            if launch.kind == "torchrun":
+                yield Hit(f"no {option}: each of {agents} nodes trains alone")
+            else:
+                yield Hit(f"no {option} on {agents} nodes: only a config file can give it", severity="warning")
+    elif match := re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", told):
+        least, most = int(match[1]), int(match[2] or match[1])
+        more = most > agents and not launch.step and script.option("nodes") is None  # maybe on sbatch's command line
+        if not least <= agents <= most and not more:
+            yield Hit(f"{option} is {told}, but the launcher starts on {agents} node{'s' * (agents > 1)}")
 
 
-@rule
-def standalone(script: Script) -> Iterator[Hit]:
-    for launch in launches(script, "torchrun"):
-        own_work = any("task" in symbols(word) for word in launch.program)  # each node trains something else
-        if "standalone" in launch.options and several_nodes(script, launch) and not farmed(launch) and not own_work:
-            yield Hit(launch.line, f"--standalone on {spread(script, launch)} nodes")
+@launch_rule("torchrun", where=several_nodes)
+def standalone(script: Script, launch: Launch) -> Iterator[Hit]:
+    own_work = any("task" in symbols(word) for word in launch.program)  # each node trains something else
+    if "standalone" in launch.options and not farmed(launch) and not own_work:
+        yield Hit(f"--standalone on {launch.nodes} nodes")
 
 
-def _once_per_node(script: Script) -> Iterator[Launch]:
-    """Yield the agents that start once per node, as far as that can be read; of others, launcher-per-task tells."""
-    return (launch for launch in launches(script, *_AGENTS) if (tasks_per_node(launch) or 1) == 1)
+def _ranks_and_gpus(script: Script, launch: Launch) -> tuple[int, int]:
+    """(ranks that one task of srun starts, or that srun starts on a node, GPUs that are there for them); 0 for what is
+    not known. Of launchers that start several times per node, launcher-per-task tells."""
+    step = launch.step.resources if launch.step else script.job
+    if launch.kind == "python":
+        return (launch.per_node or 0) * (launch.step is not None and not launch.fan_out), script.job.gpus_per_node or 0
+    told, gpus = launch.env("CUDA_VISIBLE_DEVICES") or "", step.gpus_per_node
+    if re.fullmatch(r"\d+(,\d+)*", told):
+        gpus = told.count(",") + 1
+    elif launch.step and step.gpus_per_task:
+        gpus = step.gpus_per_task
+    return (ranks_per_launcher(launch) or 0) * ((launch.per_node or 1) == 1), gpus or 0
 
 
-def _visible_gpus(script: Script, launch: Launch) -> int | None:
-    """Return how many GPUs the launcher sees."""
-    told = launch.env("CUDA_VISIBLE_DEVICES")
-    if told and re.fullmatch(r"\d+(,\d+)*", told):
-        return told.count(",") + 1
-    if launch.step is None:
-        return script.job.gpus_per_node
-    per_task = launch.step.resources.gpus_per_task
-    return per_task or launch.step.resources.gpus_per_node
+@launch_rule("python", *AGENTS)
+def too_many_ranks(script: Script, launch: Launch) -> Iterator[Hit]:
+    ranks, gpus = _ranks_and_gpus(script, launch)
+    if not 0 < gpus < ranks or "cpu" in launch.options:
+        return
+    if launch.kind == "python":  # many tasks may be meant for CPUs
+        sure = ranks <= 8 or launch.env("MASTER_ADDR") is not None
+        yield Hit(f"srun starts {ranks} tasks per node for {gpus} GPU(s)", severity=None if sure else "warning")
+    else:
+        yield Hit(f"{NAMES[launch.kind]} starts {ranks} ranks per node, and {gpus} GPU(s) are there for them")
 
 
-@rule
-def too_many_ranks(script: Script) -> Iterator[Hit]:
-    for launch in _once_per_node(script):
-        ranks, gpus = ranks_per_launcher(launch), _visible_gpus(script, launch)
-        if ranks and gpus and ranks > gpus and "cpu" not in launch.options:
-            yield Hit(
-                launch.line, f"{NAMES[launch.kind]} starts {ranks} ranks per node, and {gpus} GPU(s) are there for them"
-            )
-
-
-@rule
-def idle_gpus(script: Script) -> Iterator[Hit]:
-    for launch in _once_per_node(script):
-        ranks, gpus = ranks_per_launcher(launch), _visible_gpus(script, launch)
-        if launch.kind == "torchrun" and launch.option("nproc-per-node") is None and not launch.opaque:
-            ranks = 1
-        if (launch.step and launch.step.fan_out) or launch.background:
-            continue  # several launches may share the node
-        if ranks and gpus and ranks < gpus:
-            yield Hit(launch.line, f"{NAMES[launch.kind]} starts {ranks} rank(s) per node for {gpus} GPUs")
+@launch_rule("python", *AGENTS)
+def idle_gpus(script: Script, launch: Launch) -> Iterator[Hit]:
+    ranks, gpus = _ranks_and_gpus(script, launch)
+    if launch.kind == "torchrun" and launch.option("nproc-per-node") is None and not launch.opaque:
+        ranks = int((launch.per_node or 1) == 1)
+    if launch.fan_out or launch.background or not 0 < ranks < gpus:
+        return  # several launches may share the node
+    if launch.kind != "python":
+        yield Hit(f"{NAMES[launch.kind]} starts {ranks} rank(s) per node for {gpus} GPUs")
+    elif ranks > 1:
+        yield Hit(f"srun starts {ranks} tasks per node for {gpus} GPUs")
 
 
 @rule
@@ -178,61 +173,55 @@ def empty_variable(script: Script) -> Iterator[Hit]:
     for step in script.found.steps:
         for name, value in step.options.items():
             if variable := symbol_name(value, "unset"):
-                yield Hit(step.line, f"srun --{name}: Slurm does not set {variable} in this job")
-    for launch in launches(script, "python"):
-        line = script.assigned("WORLD_SIZE")
-        for variable in re.findall(r"SLURM_\w+", script.lines[line - 1] if launch.step else ""):
+                yield Hit(f"srun --{name}: {_NO_NUMBER['unset'].format(variable)}", step.line)
+    if any(each.step for each in launches(script, "python")):
+        line = script.assigned("WORLD_SIZE")  # which is empty if bash cannot calculate with it
+        for variable in re.findall(r"SLURM_\w+", script.lines[line - 1]):
             if symbols(script.slurm.get(variable, "")) & {"unset", "compressed"}:
-                yield Hit(line, f"WORLD_SIZE: Slurm does not set {variable} to a number in this job")
-    for launch in launches(script, *_AGENTS):
-        for name in ("nnodes", "nproc-per-node", "node-rank", "num-machines", "num-processes", "machine-rank"):
+                yield Hit(f"WORLD_SIZE: Slurm does not set {variable} to a number in this job", line)
+    for launch in launches(script, *AGENTS):
+        for name in _NUMBERS:
             value = launch.options.get(name, "")
-            if variable := symbol_name(value, "unset"):
-                yield Hit(launch.line, f"--{name}: Slurm does not set {variable} in this job")
-            elif variable := symbol_name(value, "compressed"):
-                yield Hit(launch.line, f"--{name}: {variable} is written as 4(x2), not as a number")
-            elif variable := symbol_name(value, "unexported"):
-                yield Hit(launch.line, f"--{name}: {variable} is not exported, so it is empty in the task")
-            elif variable := symbol_name(value, "nosuch"):
-                yield Hit(launch.line, f"--{name}: Slurm has no variable {variable}")
-            elif name == "nproc-per-node" and re.fullmatch(r"(gpu:)?[a-z]\w*:\d+", value):
-                yield Hit(launch.line, f"--{name} is {value!r}: the type of the GPU is part of the variable")
+            for kind, message in _NO_NUMBER.items():
+                if variable := symbol_name(value, kind):
+                    yield Hit(f"--{name}: {message.format(variable)}", launch.line)
+                    break
+            if name == "nproc-per-node" and re.fullmatch(r"(gpu:)?[a-z]\w*:\d+", value):
+                yield Hit(f"--{name} is {value!r}: the type of the GPU is part of the variable", launch.line)
+
+
+@launch_rule(*AGENTS)
+def undefined_variable(script: Script, launch: Launch) -> Iterator[Hit]:
+    for name in [] if script.sourced else _NEEDED & launch.options.keys():
+        variable = symbol_name(launch.options[name], "?")
+        if variable and not variable.startswith("SLURM") and not SET_BY_SHELL.fullmatch(variable):
+            yield Hit(f"--{name} uses {variable}, which the script never sets")
 
 
 @rule
 def ntasks_wins(script: Script) -> Iterator[Hit]:
     job = script.job
     if job.nodes and job.ntasks and job.ntasks_per_node and job.ntasks < job.nodes * job.ntasks_per_node:
-        meant = job.ntasks_per_node == job.gpus_per_node and not symbols(script.option("ntasks") or "")
-        python = any(each.step for each in launches(script, "python"))
+        sure = job.ntasks_per_node == job.gpus_per_node and any(each.step for each in launches(script, "python"))
         message = f"--ntasks={job.ntasks} wins: not {job.ntasks_per_node} tasks on each of {job.nodes} node(s)"
-        yield Hit(script.line_of("ntasks"), message, "error" if meant and python else "warning")
+        yield Hit(message, script.line_of("ntasks"), "error" if sure else "warning")
 
 
 @rule
 def no_program(script: Script) -> Iterator[Hit]:
     for launch in script.found.idle:
-        words = [word for word in launch.command.words if word.endswith((".py", ".sh", '"$@"', "$@"))]
-        words += [
-            word for word in launch.command.words[-1:] if word[:1] in '$"' or launch.unsure
-        ]  # what it holds is open
-        if launch.kind != "python" and launch.options and not words and not _ASKS & launch.options.keys():
-            yield Hit(launch.line, f"{NAMES[launch.kind]} is given no program")
+        words = launch.command.words
+        program = any(each.endswith((".py", ".sh", '"$@"', "$@")) for each in words)
+        program |= any(each[:1] in '$"' or launch.unsure for each in words[-1:])  # what it holds is open
+        if launch.kind != "python" and launch.options and not program and not _ASKS & launch.options.keys():
+            yield Hit(f"{NAMES[launch.kind]} is given no program", launch.line)
 
 
-@rule
-def srun_in_turn(script: Script) -> Iterator[Hit]:
-    for launch in launches(script, *_AGENTS):
-        step = launch.step
-        if step is None or not step.fan_out or not step.command.loops or step.background:
-            continue
-        if nodes_option(launch) in (None, "1", "1:1"):
-            continue
-        if (script.job.nodes or 2) > 1 and not _parallel(script, launch):
-            yield Hit(launch.line, "the loop starts one node after the other")
-
-
-def _parallel(script: Script, launch: Launch) -> bool:
-    """Tell whether an & stands between the launch and the end of its loop."""
-    body = itertools.takewhile(lambda text: text.strip()[:4] != "done", script.lines[launch.line - 1 :])
-    return any(re.search(r"(?<![&>])&(?![&>\d])", text) for text in body)
+@launch_rule(*AGENTS)
+def srun_in_turn(script: Script, launch: Launch) -> Iterator[Hit]:
+    step = launch.step
+    waits = step is not None and step.fan_out and bool(step.command.loops) and not step.background
+    if waits and nodes_option(launch) not in (None, "1", "1:1") and (script.job.nodes or 2) > 1:
+        body = itertools.takewhile(lambda text: text.strip()[:4] != "done", script.lines[launch.line - 1 :])
+        if not any(re.search(r"(?<![&>])&(?![&>\d])", text) for text in body):
+            yield Hit("the loop starts one node after the other")

@@ -8,94 +8,84 @@ from collections.abc import Iterator
 
 from slurmddp.scripts.check.directives import FLAGS, OPTIONS, REMOVED, SRUN_ONLY, Directive
 from slurmddp.scripts.check.finding import Hit, rule
-from slurmddp.scripts.check.launches import PYTHON as _PYTHON
-from slurmddp.scripts.check.launches import Launch
-from slurmddp.scripts.check.rules.common import PLACEHOLDER, launches, several_nodes
+from slurmddp.scripts.check.launches import PYTHON, Launch
+from slurmddp.scripts.check.rules.common import AGENTS, PLACEHOLDER, launch_rule, launches, several_nodes
 from slurmddp.scripts.check.script import Script
 from slurmddp.scripts.check.values import symbols
 
-_LONG_HOURS = 12
+#: 12 hours or more, in the forms of --time.
+_LONG = re.compile(r"0*[1-9]\d*-.*|0*(1[2-9]|[2-9]\d|\d{3,}):\d+:\d+|0*(7[2-9]\d|[89]\d\d|\d{4,})(:\d+)?")
 _TIME = r"(\d+-)?\d+(:\d+){0,2}(\.\d+)?|-1|unlimited|infinite|UNLIMITED|INFINITE"
 _MEMORY = r"\d+(\.\d+)?\s*([KMGTkmgt][Bb]?)?"
 #: Options that sbatch refuses together.
 _EXCLUSIVE = (
-    {"mem", "mem-per-cpu", "mem-per-gpu"},
-    {"cpus-per-task", "cpus-per-gpu"},
-    {"gpus-per-task", "ntasks-per-gpu"},
-)
+    {"mem", "mem-per-cpu", "mem-per-gpu"}, {"cpus-per-task", "cpus-per-gpu"}, {"gpus-per-task", "ntasks-per-gpu"},
+)  # fmt: skip
 #: What values look like; sbatch refuses others.
 _FORMS = {
     "nodes": r"\d+[km]?(-\d+[km]?)?([:,][-\d:,]+)?", "time": _TIME, "time-min": _TIME,
     **dict.fromkeys(("mem", "mem-per-cpu", "mem-per-gpu"), _MEMORY),
     **dict.fromkeys(("ntasks", "cpus-per-task", "ntasks-per-node", "ntasks-per-socket", "cpus-per-gpu"), r"\d+"),
 }  # fmt: skip
+_ITS_FOLDER = {"cd", "source", ".", "srun", "bash", "sh", "pushd", "exec"}
 
 
 @rule
 def sbatch_after_command(script: Script) -> Iterator[Hit]:
-    if script.late:
-        count = len(script.late)
-        yield Hit(script.late[0], f"sbatch ignores {count} #SBATCH line{'s' * (count > 1)} below the first command")
+    if count := len(script.late):
+        yield Hit(f"sbatch ignores {count} #SBATCH line{'s' * (count > 1)} below the first command", script.late[0])
 
 
 @rule
 def sbatch_option(script: Script) -> Iterator[Hit]:
     for line, text in enumerate(script.lines, 1):
         if text.startswith("#SBATCH ") and (match := re.search(r"\s-([NnctpA])=", text.partition(" #")[0])):
-            yield Hit(line, f"-{match[1]} takes its value without =")
+            yield Hit(f"-{match[1]} takes its value without =", line)
     for names in _EXCLUSIVE:
         given = [each for each in script.directives if each.name in names]
         if len({each.name for each in given}) > 1:
-            yield Hit(given[-1].line, f"sbatch refuses {' with '.join(sorted({'--' + each.name for each in given}))}")
+            yield Hit(f"sbatch refuses {' with '.join(sorted({'--' + each.name for each in given}))}", given[-1].line)
     for each in script.directives:
-        if PLACEHOLDER.search(script.lines[each.line - 1]) or "$" in each.value:
-            continue
-        if not each.name:
-            if each.value not in ("hetjob", "packjob"):
-                yield Hit(
-                    each.line, f"{each.value[:40]} is not an option: options start with -, values contain no blanks"
-                )
-        elif each.value.startswith("="):
-            yield Hit(each.line, f"--{each.name}: remove the blanks around =")
-        elif each.name in OPTIONS - REMOVED.keys():
-            yield from _values(each)
-        elif each.name in REMOVED:
-            yield Hit(each.line, f"Slurm has no --{each.name} any more; use --{REMOVED[each.name]}", "warning")
-        elif each.name in SRUN_ONLY:
-            yield Hit(each.line, f"--{each.name} is an option of srun, not of sbatch")
-        elif len(each.name) > 2 and not any(option.startswith(each.name) for option in OPTIONS):
-            yield from _unknown(each)
+        if not PLACEHOLDER.search(script.lines[each.line - 1]) and "$" not in each.value:
+            yield from _refused(each)
 
 
-def _values(each: Directive) -> Iterator[Hit]:
-    form = _FORMS.get(each.name)
-    if not each.value and each.name not in FLAGS:
-        refused = form or each.name in ("partition", "signal", "mail-type", "begin")
-        yield Hit(each.line, f"--{each.name} has no value", None if refused else "warning")
-    elif form and not re.fullmatch(form, each.value) and not re.search(r"[{}<>@%[\]]|xx", each.value):
-        hint = ": sbatch reads minutes, HH:MM:SS or D-HH:MM:SS" if each.name in ("time", "time-min") else ""
-        yield Hit(each.line, f"--{each.name} cannot be {each.value!r}{hint}")
-
-
-def _unknown(each: Directive) -> Iterator[Hit]:
-    close = difflib.get_close_matches(each.name, sorted(OPTIONS), 1, 0.8)
-    if each.name.startswith(("container-", "no-container-")):
-        return  # of pyxis and enroot
-    if close:
-        yield Hit(each.line, f"--{each.name} is not an option of sbatch; did you mean --{close[0]}?")
-    else:
-        yield Hit(
-            each.line, f"--{each.name} is not an option of sbatch, unless a plugin of this site adds it", "warning"
-        )
+def _refused(each: Directive) -> Iterator[Hit]:
+    name, value, form = each.name, each.value, _FORMS.get(each.name)
+    if not name:
+        if value not in ("hetjob", "packjob"):
+            yield Hit(f"{value[:40]} is not an option: options start with -, values contain no blanks", each.line)
+    elif value.startswith("="):
+        yield Hit(f"--{name}: remove the blanks around =", each.line)
+    elif name in REMOVED:
+        yield Hit(f"Slurm has no --{name} any more; use --{REMOVED[name]}", each.line, "warning")
+    elif name in OPTIONS:
+        if not value and name not in FLAGS:
+            refused = form or name in ("partition", "signal", "mail-type", "begin")
+            yield Hit(f"--{name} has no value", each.line, None if refused else "warning")
+        elif form and not re.fullmatch(form, value) and not re.search(r"[{}<>@%[\]]|xx", value):
+            hint = ": sbatch reads minutes, HH:MM:SS or D-HH:MM:SS" if name in ("time", "time-min") else ""
+            yield Hit(f"--{name} cannot be {value!r}{hint}", each.line)
+    elif name in SRUN_ONLY:
+        yield Hit(f"--{name} is an option of srun, not of sbatch", each.line)
+    elif len(name) > 2 and not any(option.startswith(name) for option in OPTIONS):
+        close = difflib.get_close_matches(name, sorted(OPTIONS), 1, 0.8)
+        unknown = f"--{name} is not an option of sbatch"
+        if name.startswith(("container-", "no-container-")):
+            return  # of pyxis and enroot
+        if close:
+            yield Hit(f"{unknown}; did you mean --{close[0]}?", each.line)
+        else:
+            yield Hit(f"{unknown}, unless a plugin of this site adds it", each.line, "warning")
 
 
 @rule
 def sbatch_disabled(script: Script) -> Iterator[Hit]:
     for line, text in enumerate(script.lines, 1):
         if re.match(r"#\s+SBATCH\s+-|\s+#SBATCH\s+-|#SBATCH-", text):
-            yield Hit(line, f"sbatch takes this line for a comment: {text.strip()[:40]}")
+            yield Hit(f"sbatch takes this line for a comment: {text.strip()[:40]}", line)
         elif re.match(r"#(SBTACH|SBACTH|SBACH|SABTCH|SBATCHE|SBATC|sbatch|Sbatch|SBATH|SLURM)\s+-", text):
-            yield Hit(line, f"not #SBATCH: {text.strip()[:40]}")
+            yield Hit(f"not #SBATCH: {text.strip()[:40]}", line)
 
 
 @rule
@@ -104,133 +94,77 @@ def sbatch_variable(script: Script) -> Iterator[Hit]:
     template = len(found) > 3 or PLACEHOLDER.search(script.text)
     for each in found:
         harmless = each.name in ("job-name", "comment", "mail-user", "export", "wckey") or each.name not in OPTIONS
-        yield Hit(
-            each.line, f"--{each.name}={each.value} is taken literally", "warning" if harmless or template else None
-        )
+        message = f"--{each.name}={each.value} is taken literally"
+        yield Hit(message, each.line, "warning" if harmless or template else None)
 
 
-@rule
-def cpus_not_inherited(script: Script) -> Iterator[Hit]:
-    if not script.option("cpus-per-task") or script.option("cpus-per-task") == "1":
-        return
-    for launch in launches(script):
-        if launch.step and not _passes_cpus(launch):
-            yield Hit(launch.step.line, "srun of Slurm 22.05 and 23.02 does not inherit --cpus-per-task")
-
-
-def _passes_cpus(launch: Launch) -> bool:
-    options = launch.step.options if launch.step else {}
-    return (
-        bool({"cpus-per-task", "cpus-per-gpu", "exclusive"} & set(options))
-        or "none" in options.get("cpu-bind", "") + options.get("cpu_bind", "")
-        or launch.env("SRUN_CPUS_PER_TASK") is not None
-        or any("?" in symbols(name) for name in options)
-    )
-
-
-def _gives(script: Script, *names: str) -> bool:
+def _gives(script: Script, names: str) -> bool:
     """Tell whether one of these options is given, or may be: few #SBATCH lines mean that sbatch gets its options."""
-    return len(script.directives) < 3 or any(script.option(name) is not None for name in names)
+    return len(script.directives) < 3 or any(script.option(name) is not None for name in names.split())
+
+
+@launch_rule()
+def cpus_not_inherited(script: Script, launch: Launch) -> Iterator[Hit]:
+    options = launch.step.options if launch.step else {}
+    passed = {"cpus-per-task", "cpus-per-gpu", "exclusive"} & options.keys() or "none" in options.get("cpu-bind", "")
+    if passed or launch.env("SRUN_CPUS_PER_TASK") is not None or any("?" in symbols(name) for name in options):
+        return
+    if launch.step and script.option("cpus-per-task") not in (None, "", "1"):
+        yield Hit("srun of Slurm 22.05 and 23.02 does not inherit --cpus-per-task", launch.step.line)
 
 
 @rule
 def no_cpus(script: Script) -> Iterator[Hit]:
-    names = "cpus-per-task cpus-per-gpu exclusive mincpus ntasks-per-core extra-node-info cores-per-socket"
-    if _gives(script, *names.split()):
+    if _gives(script, "cpus-per-task cpus-per-gpu exclusive mincpus ntasks-per-core extra-node-info cores-per-socket"):
         return
-    launch = next(
-        (each for each in launches(script) if not each.step or "cpus-per-task" not in each.step.options), None
-    )
-    if launch and (script.job.gpus_per_node or launch.kind != "python"):
-        yield Hit(launch.line, "the job asks for no CPUs per task")
+    found = [each for each in launches(script) if not each.step or "cpus-per-task" not in each.step.options]
+    if found and (script.job.gpus_per_node or found[0].kind != "python"):
+        yield Hit("the job asks for no CPUs per task", found[0].line)
 
 
 @rule
 def no_gpus(script: Script) -> Iterator[Hit]:
-    asks = "gpus gpus-per-node gpus-per-task gres exclusive gpus-per-socket tres-per-task ntasks-per-gpu"
-    if _gives(script, *asks.split()):
+    names = "gpus gpus-per-node gpus-per-task gres exclusive gpus-per-socket tres-per-task ntasks-per-gpu"
+    if _gives(script, names) or re.search(r"gloo|--cpu\b|device[= ]cpu", script.text):
         return
-    for launch in launches(script, "torchrun", "accelerate"):
-        if "cpu" not in launch.options and not re.search(r"gloo|--cpu\b|device[= ]cpu", script.text):
-            yield Hit(launch.line, "the job asks for no GPU")
-            return
+    for launch in [each for each in launches(script, *AGENTS) if "cpu" not in each.options][:1]:
+        yield Hit("the job asks for no GPU", launch.line)
 
 
 @rule
 def spool_path(script: Script) -> Iterator[Hit]:
-    for command in script.commands:
-        itself = any(word.strip('"') in ("$0", "${0}", "$BASH_SOURCE", "${BASH_SOURCE[0]}") for word in command.words)
-        if itself and "srun" in command.words and (script.job.nodes or 1) > 1:
-            yield Hit(command.line, "srun runs $0, Slurm's copy of the script, which only the first node has")
-            return
-    if "SLURM_SUBMIT_DIR" in script.text or "scontrol show job" in script.text or not script.directives:
-        return
-    starts = {"cd", "source", ".", "srun", "bash", "sh", "pushd", "exec"}
+    knows = "SLURM_SUBMIT_DIR" in script.text or "scontrol show job" in script.text or not script.directives
     for line, words in script.found.started:
-        if any("spool" in symbols(word) for word in words):
-            certain = words[0] in starts or _PYTHON.match(words[0])
-            where = f"{' '.join(script.commands_at(line))[:50] or words[0]} points to Slurm's spool folder"
-            yield Hit(line, where, None if certain else "warning")
+        itself = words[0] == "srun" and any(word.endswith("spool\0/slurm_script") for word in words)
+        if itself and (script.job.nodes or 1) > 1:
+            yield Hit("srun runs $0, Slurm's copy of the script, which only the first node has", line)
+        elif not knows and not itself and any("spool" in symbols(word) for word in words):
+            sure = words[0] in _ITS_FOLDER or PYTHON.match(words[0])
+            text = script.lines[line - 1].strip()
+            yield Hit(f"{text[:50]} points to Slurm's spool folder", line, None if sure else "warning")
             return
-
-
-@rule
-def wait_missing(script: Script) -> Iterator[Hit]:
-    commands = script.commands
-    last = next((at for at in reversed(range(len(commands))) if commands[at].then == "&"), None)
-    if last is None or "srun" not in commands[last].words[:1]:
-        return
-    after = [word for command in commands[last + 1 :] for word in command.words]
-    if not {"wait", "srun", "sleep", "tail", "kill"} & set(after) and not re.search(
-        r"\bwait\b|\btail -f\b", " ".join(after)
-    ):
-        if not re.search(r"^\s*(wait\b|.*[;&]\s*wait\b)", script.text, re.MULTILINE):
-            yield Hit(commands[last].line, "srun runs in the background, and no wait follows")
-
-
-@rule
-def signal_to_steps(script: Script) -> Iterator[Hit]:
-    signal = script.option("signal")
-    if not signal or signal.upper().startswith(("B:", "RB:", "BR:")):
-        return
-    name = signal.partition("@")[0].upper().removeprefix("R:").removeprefix("SIG")
-    for command in script.commands:
-        if command.words[:1] == ["trap"] and any(name in word.upper() for word in command.words[1:]):
-            yield Hit(command.line, f"--signal={signal} does not reach this trap")
 
 
 @rule
 def no_time(script: Script) -> Iterator[Hit]:
     if not _gives(script, "time"):
-        yield Hit(1, "no --time")
+        yield Hit("no --time", 1)
 
 
 @rule
 def no_requeue(script: Script) -> Iterator[Hit]:
-    hours = _hours(script.option("time") or "")
-    if hours >= _LONG_HOURS and script.option("requeue") is None and script.option("signal") is None:
-        if any(several_nodes(script, launch) for launch in launches(script)) and script.option("array") is None:
-            yield Hit(
-                script.line_of("time"),
-                f"{hours:.0f} hours on several nodes, and nothing saves or requeues the job at its limit",
-            )
-
-
-def _hours(time: str) -> float:
-    match = re.fullmatch(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?", time)
-    if not match:
-        return 0
-    days, first, second, _ = (int(each or 0) for each in match.groups())
-    if match[1]:
-        return days * 24 + first + second / 60
-    return first + second / 60 if match[4] else (first + second / 60) / 60
+    time = script.option("time") or ""
+    saves = any(script.option(name) is not None for name in ("requeue", "signal", "array"))
+    if _LONG.fullmatch(time) and not saves and any(map(several_nodes, launches(script))):
+        message = f"--time={time} on several nodes, and nothing saves or requeues the job at its limit"
+        yield Hit(message, script.line_of("time"))
 
 
 @rule
 def log_overwritten(script: Script) -> Iterator[Hit]:
     output = script.option("output")
     if output and not re.search(r"%\d*[jAJxNn]|\$|/dev/null", output) and script.option("open-mode") != "append":
-        yield Hit(script.line_of("output"), f"each job writes to {output}")
+        yield Hit(f"each job writes to {output}", script.line_of("output"))
 
 
 @rule
@@ -238,16 +172,12 @@ def log_folder(script: Script) -> Iterator[Hit]:
     output = script.option("output") or ""
     folder = output.rpartition("/")[0]
     if re.search(r"%[jAJ]", folder):
-        yield Hit(script.line_of("output"), f"the folder {folder} cannot exist before the job has its number")
+        yield Hit(f"the folder {folder} cannot exist before the job has its number", script.line_of("output"))
         return
-    for command in script.commands:
-        words = command.words
-        if (
-            folder
-            and words[:1] == ["mkdir"]
-            and any(word.rstrip("/").removeprefix("./") == folder.removeprefix("./") for word in words)
-        ):
-            yield Hit(command.line, f"the folder of --output={output} is created too late", "note")
+    for command in script.commands if folder else ():
+        names = [word.rstrip("/").removeprefix("./") for word in command.words]
+        if names[:1] == ["mkdir"] and folder.removeprefix("./") in names:
+            yield Hit(f"the folder of --output={output} is created too late", command.line, "note")
 
 
 @rule
@@ -255,4 +185,4 @@ def export_without_all(script: Script) -> Iterator[Hit]:
     for step in script.found.steps:
         export = step.options.get("export", "ALL")
         if "=" in export and "ALL" not in export.split(","):
-            yield Hit(step.line, f"srun --export={export.partition('=')[0]}=... drops the environment")
+            yield Hit(f"srun --export={export.partition('=')[0]}=... drops the environment", step.line)
