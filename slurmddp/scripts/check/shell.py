@@ -6,24 +6,28 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-_REDIRECT = re.compile(r"\d*(<<<|<<-?|<>|>>|>\||[<>]&|[<>])|&>>?")
-_OPERATOR = re.compile(r"&&|\|\||\|&|;;&?|;&|[;|&()\n]")
-_BLANKS = re.compile(r"[ \t\r]+")
+_TOKEN = re.compile(
+    r"(?P<skipped>[ \t\r]+|\\\n|#[^\n]*)|(?P<redirect>(?![<>]\()(?:\d*(?:<<<|<<-?|<>|>>|>\||[<>]&|[<>])|&>>?))[ \t]*"
+    r"|&&|\|\||\|&|;;&?|;&|[;|&()\n]"
+)
+_TEST = re.compile(r"\[\[\s.*?(?<=\s)\]\](?=[\s;&|)]|\Z)", re.DOTALL)
+_EMPTY_BRACKETS = re.compile(r"\s*\)")
+_LOOP_VARIABLE = re.compile(r"(?:\(\(\s*)?([A-Za-z_]\w*)")
 _CLOSES = {"(": ")", "{": "}"}
 _PLAIN = re.compile(r"[^\\'\"`<>$=(){} \t\n;|&]+")
 _DEEPEST = 100  # blocks in blocks
 _STARTS = {"then", "do", "else", "elif", "!", "{", "}", "time", "coproc"}
 _BEFORE_EXPRESSION = _STARTS | {"if", "while", "until", "for"}
+_BLOCKS = {"if": "branch", "case": "branch", "for": "loop", "select": "loop", "while": "loop", "until": "loop"}
 
 
-@dataclass(frozen=True)
-class HereDocument:
-    """The text that a command reads, and the line it starts at. literal: bash expands nothing in it."""
+class HereDocument(NamedTuple):
+    """The text that a command reads, and the line it starts at."""
 
     text: str
     line: int
-    literal: bool
 
 
 @dataclass
@@ -36,7 +40,6 @@ class Command:
     loops: tuple[str, ...] = ()  # variables of the loops around it; "" for while and until
     branch: bool = False  # inside if or case, or behind || or a test and &&
     function: str = ""
-    input: str = ""
     output: str = ""
     here: HereDocument | None = None
 
@@ -109,19 +112,15 @@ def word_end(text: str, at: int) -> int:
     return min(at, len(text))
 
 
-_EMPTY = Command()
-
-
 class _Reader:
     def __init__(self, text: str, line: int) -> None:
         self.text = text
-        self.first = line
         self.found: list[Command] = []
         self.command = Command()
         self.blocks: list[tuple[str, str]] = []
         self.condition = False  # behind || or a test and &&
         self.pattern = False  # a pattern of a case follows
-        self.waiting: list[tuple[Command, str, bool]] = []  # here-documents that begin at the next line
+        self.waiting: list[tuple[Command, str]] = []  # here-documents that begin at the next line
         self._known = (0, line)
 
     def line(self, at: int) -> int:
@@ -132,134 +131,98 @@ class _Reader:
     def read(self) -> list[Command]:
         at = 0
         while at < len(self.text):
-            at = self._step(at)
+            token, end = _TOKEN.match(self.text, at), self._expression(at)
+            if token and token["skipped"]:
+                at = token.end()
+            elif token and not end:
+                at = self._redirect(token) if token["redirect"] else self._operator(token.group(), token.end())
+            else:
+                end = end or max(word_end(self.text, at), at + 1)
+                self.command.words.append(self.text[at:end])
+                self.command.lines.append(self.line(at))
+                at = end
         self._end("")
         return self.found
 
-    def _step(self, at: int) -> int:
-        text = self.text
-        if blanks := _BLANKS.match(text, at):
-            return blanks.end()
-        if text.startswith("\\\n", at):
-            return at + 2
-        if text[at] == "#":
-            end = text.find("\n", at)
-            return end if end >= 0 else len(text)
-        if (end := self._expression(at)) > at:
-            self.command.words.append(text[at:end])
-            self.command.lines.append(self.line(at))
-            return end
-        if not text.startswith(("<(", ">("), at) and (match := _REDIRECT.match(text, at)):
-            return self._redirect(match)
-        if match := _OPERATOR.match(text, at):
-            return self._operator(match)
-        end = max(word_end(text, at), at + 1)
-        self.command.words.append(text[at:end])
-        self.command.lines.append(self.line(at))
-        return end
-
     def _expression(self, at: int) -> int:
-        """Return the index behind `((...))` or `[[ ... ]]`, in which no commands stand; `at`, if none starts there."""
-        if not set(self.command.words) <= _BEFORE_EXPRESSION:
-            return at
-        if self.text.startswith("((", at):
+        """Return the index behind `((...))` or `[[ ... ]]`, in which no commands stand; 0, if none starts there."""
+        if self.text.startswith(("((", "[["), at) and set(self.command.words) <= _BEFORE_EXPRESSION:
+            if test := _TEST.match(self.text, at):
+                return test.end()
             end = closing(self.text, at + 1, ")")
-            return end if closing(self.text, at + 2, ")") == end - 1 else at
-        if re.compile(r"\[\[\s").match(self.text, at):
-            match = re.compile(r"(?<=\s)\]\](?=[\s;&|)]|\Z)").search(self.text, at)
-            return match.end() if match else at
-        return at
+            return end if self.text[at] == "(" and closing(self.text, at + 2, ")") == end - 1 else 0
+        return 0
 
     def _redirect(self, match: re.Match[str]) -> int:
-        text, at = self.text, match.end()
-        while text[at : at + 1] in (" ", "\t"):
-            at += 1
-        end = word_end(text, at)
-        target, sign = text[at:end], match.group().lstrip("0123456789")
+        end = word_end(self.text, match.end())
+        target, sign = self.text[match.end() : end], match["redirect"].lstrip("0123456789")
         if sign in ("<<", "<<-"):
-            self.waiting.append((self.command, re.sub(r"['\"\\]", "", target), target[:1] in "'\"\\"))
-        elif sign.startswith("<"):
-            self.command.input = target
-        elif not sign.endswith("&"):
+            self.waiting.append((self.command, re.sub(r"['\"\\]", "", target)))
+        elif sign[0] != "<" and sign[-1] != "&":
             self.command.output = target
         return end
 
-    def _operator(self, match: re.Match[str]) -> int:
-        sign, at = match.group(), match.end()
-        if sign == "(" and len(self.command.words) == 1 and re.compile(r"\s*\)").match(self.text, at):
-            self._open("function", self.command.words[0])
+    def _operator(self, sign: str, at: int) -> int:
+        brackets = _EMPTY_BRACKETS.match(self.text, at)
+        if sign == "(" and len(self.command.words) == 1 and brackets:
+            self.blocks.append(("function", self.command.words[0]))
             self.command = Command()
-            return self.text.index(")", at) + 1
+            return brackets.end()
         self._end(sign)
-        if sign in (";;", ";&", ";;&") and self.blocks:
-            self.pattern = True
-        if sign == "\n" and self.waiting:
-            at = self._here_documents(at)
-        return at
+        self.pattern |= sign in (";;", ";&", ";;&") and bool(self.blocks)
+        return self._here_documents(at) if sign == "\n" else at
 
     def _here_documents(self, at: int) -> int:
-        for command, delimiter, literal in self.waiting:
+        for command, delimiter in self.waiting:
             start, lines = self.line(at), []
             while at < len(self.text):
                 end = self.text.find("\n", at)
-                end = end if end >= 0 else len(self.text)
-                line, at = self.text[at:end], end + 1
+                line, at = self.text[at : end if end >= 0 else None], end + 1 or len(self.text)
                 if line.strip() == delimiter:
                     break
                 lines.append(line)
-            command.here = HereDocument("\n".join(lines) + "\n", start, literal)
+            command.here = HereDocument("\n".join(lines) + "\n", start)
         self.waiting = []
         return min(at, len(self.text))
 
-    def _open(self, kind: str, name: str = "") -> None:
-        self.blocks.append((kind, name))
-
     def _end(self, sign: str) -> None:
         """Finish the current command: take shell keywords off its front, and keep the blocks they open or close."""
-        if not self.command.words and self.command == _EMPTY:
-            return
         command, self.command = self.command, Command()
-        command.then = sign.strip()
-        words, lines = command.words, command.lines
+        if command == Command():
+            return
+        command.then, words = sign.strip(), command.words
         del self.blocks[_DEEPEST:]
         if self.pattern:
             self.pattern = sign != ")" and words[:1] != ["esac"]
             if words[:1] != ["esac"]:
                 return
-        while words:
-            first = words[0]
-            if first == "if":
-                self._open("branch")
-            elif first == "case":
-                self._open("branch")
-                self.pattern = sign != ")"
-                words.clear()
-                break
-            elif first in ("for", "select"):
-                name = re.match(r"(?:\(\(\s*)?([A-Za-z_]\w*)", words[1]) if len(words) > 1 else None
-                self._open("loop", name[1] if name else "")
-                words.clear()
-                break
-            elif first in ("while", "until"):
-                self._open("loop")
-            elif first in ("fi", "esac", "done") or (first == "}" and self.blocks and self.blocks[-1][0] == "function"):
-                self.blocks[-1:] = []
-            elif first == "function" and len(words) > 1:
-                self._open("function", words.pop(1))
-                lines.pop(1)
-            elif first not in _STARTS:
-                break
-            del words[0], lines[0]
+        while words and self._keyword(words, command.lines, sign):
+            del words[0], command.lines[0]
         if words or command.here:
             command.loops = tuple(name for kind, name in self.blocks if kind == "loop")
             command.branch = self.condition or any(kind == "branch" for kind, _ in self.blocks)
             command.function = next((name for kind, name in reversed(self.blocks) if kind == "function"), "")
             self.found.append(command)
         test = words and (words[0] in ("[", "test") or words[0].startswith(("[[", "((")))
-        if sign == "||" or (sign == "&&" and test):
-            self.condition = True
-        elif sign != "&&":
-            self.condition = False
+        self.condition = sign == "||" or (sign == "&&" and bool(test or self.condition))
+
+    def _keyword(self, words: list[str], lines: list[int], sign: str) -> bool:
+        """Tell whether the first word is one of the shell's, behind which a command may stand; take what it names."""
+        first = words[0]
+        if first in _BLOCKS:
+            name = _LOOP_VARIABLE.match(words[1]) if first in ("for", "select") and len(words) > 1 else None
+            self.blocks.append((_BLOCKS[first], name[1] if name else ""))
+            self.pattern = first == "case" and sign != ")"
+            if first in ("case", "for", "select"):
+                del words[1:], lines[1:]
+        elif first in ("fi", "esac", "done") or (first == "}" and self.blocks and self.blocks[-1][0] == "function"):
+            self.blocks[-1:] = []
+        elif first == "function" and len(words) > 1:
+            self.blocks.append(("function", words.pop(1)))
+            lines.pop(1)
+        else:
+            return first in _STARTS
+        return True
 
 
 def commands(text: str, line: int = 1) -> list[Command]:
