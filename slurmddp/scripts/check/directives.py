@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 SHORT = {
     "A": "account", "a": "array", "C": "constraint", "c": "cpus-per-task", "D": "chdir", "d": "dependency",
@@ -35,20 +36,25 @@ FLAGS = {
     "resv-ports", "spread-segments",
 }  # fmt: skip
 OPTIONS = FLAGS | set(SHORT.values()) | {
-    "acctg-freq", "batch", "bb", "bbf", "cluster-constraint", "comment", "container", "container-id", "core-spec",
-    "cores-per-socket", "cpu-freq", "cpus-per-gpu", "deadline", "delay-boot", "exclude", "export", "export-file",
-    "extra", "gid", "gpu-bind", "gpu-freq", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "gres", "gres-flags",
-    "hint", "mail-type", "mail-user", "mcs-label", "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus",
-    "network", "nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket",
+    "acctg-freq", "batch", "bb", "bbf", "cluster-constraint", "comment", "container", "container-id",
+    "cores-per-socket", "cpu-freq", "cpus-per-gpu", "deadline", "delay-boot", "export", "export-file", "extra", "gid",
+    "gpu-bind", "gpu-freq", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "gres", "gres-flags", "hint",
+    "mail-type", "mail-user", "mcs-label", "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus", "network",
+    "nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket",
     "kill-on-invalid-dep", "open-mode", "prefer", "priority", "profile", "power", "reservation", "segment", "signal",
-    "sockets-per-node", "switches", "thread-spec", "threads-per-core", "time-min", "tmp", "tres-bind",
-    "tres-per-task", "uid", "wait-all-nodes", "wckey", "wrap", "context", "container-type",
-    "mem-update", "resources", *ALIASES, *REMOVED,
+    "sockets-per-node", "switches", "thread-spec", "threads-per-core", "time-min", "tmp", "tres-bind", "tres-per-task",
+    "uid", "wait-all-nodes", "wckey", "wrap", "context", "container-type", "mem-update", "resources", *ALIASES,
+    *REMOVED,
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Directive:
+#: Options whose values are in variables of their names.
+_SHOWN = (
+    "ntasks-per-node", "cpus-per-task", "gpus-per-node", "gpus-per-task", "gpus", "mem-per-cpu", "mem-per-gpu",
+)  # fmt: skip
+
+
+class Directive(NamedTuple):
     """One option of a #SBATCH line. name: empty for a word that belongs to no option."""
 
     line: int
@@ -76,17 +82,16 @@ def parse_options(words: list[str], flags: set[str], short: dict[str, str]) -> t
 
 def read_directives(lines: list[str]) -> tuple[list[Directive], list[int]]:
     """Return the options that sbatch reads, and the numbers of the #SBATCH lines behind the first command."""
-    found: list[Directive] = []
-    late: list[int] = []
-    for line, text in enumerate(lines, 1):
-        if re.match(r"#SBATCH\s", text):
-            if late[:1] == [0]:
-                late.append(line)
-            else:
-                found += [Directive(line, full(name, OPTIONS), value) for name, value in _options(text)]
-        elif text.strip() and not text.lstrip().startswith("#") and not late:
-            late.append(0)
-    return found, late[1:]
+    written = [line for line, text in enumerate(lines, 1) if re.match(r"#SBATCH\s", text)]
+    code = (line for line, text in enumerate(lines, 1) if text.strip() and not text.lstrip().startswith("#"))
+    first = next(code, len(lines) + 1)
+    found = [
+        Directive(line, full(name, OPTIONS), value)
+        for line in written
+        if line < first
+        for name, value in _options(lines[line - 1])
+    ]
+    return found, [line for line in written if line > first]
 
 
 def _options(text: str) -> list[tuple[str, str]]:
@@ -96,8 +101,8 @@ def _options(text: str) -> list[tuple[str, str]]:
         words = list(lexer)
     except ValueError:  # a quote without its partner
         words = text.split()[1:]
-    end = next((at for at, word in enumerate(words) if "#" in word), len(words))
-    words = [*words[:end], *(word.partition("#")[0] for word in words[end : end + 1] if word[0] != "#")]
+    if end := next((at for at, word in enumerate(words, 1) if "#" in word), 0):
+        words = [*words[: end - 1], *filter(None, [words[end - 1].partition("#")[0]])]
     found, at = parse_options(words, FLAGS, SHORT)
     return found + [("", word) for word in words[at : at + 1]]
 
@@ -152,7 +157,7 @@ class Resources:
 
 
 def unread(options: dict[str, str]) -> bool:
-    """Return whether options name nodes or tasks by a value that cannot be read."""
+    """Tell whether options name nodes or tasks by a value that cannot be read."""
     return any(name in options and count(options[name]) is None for name in ("nodes", "ntasks", "ntasks-per-node"))
 
 
@@ -184,29 +189,18 @@ def slurm_variables(options: dict[str, str]) -> dict[str, str]:
     def text(value: int | None) -> str:
         return UNKNOWN if value is None else str(value)
 
-    def given(option: str, name: str) -> str:
-        return options.get(option) or (symbol(f"unset:{name}") if sure else UNKNOWN)
-
     resources = asked(options)
     sure = len(options) >= 3  # otherwise the options are probably on sbatch's command line
+    names = {f"SLURM_{option.upper().replace('-', '_')}": option for option in _SHOWN} | {"SLURM_MEM_PER_NODE": "mem"}
+    found = {
+        name: options.get(option) or (symbol(f"unset:{name}") if sure else UNKNOWN) for name, option in names.items()
+    }
     nodes = text(None if "-" in options.get("nodes", "") else resources.nodes)
     has_tasks = "ntasks" in options or "ntasks-per-node" in options
     ntasks = text(resources.tasks) if has_tasks or not sure else symbol("unset:SLURM_NTASKS")
     several = resources.nodes is not None and resources.nodes > 1
     per_node = symbol("compressed:SLURM_TASKS_PER_NODE") if several else text(resources.tasks_per_node)
-    return {
-        "SLURM_NNODES": nodes,
-        "SLURM_JOB_NUM_NODES": nodes,
-        "SLURM_NTASKS": ntasks,
-        "SLURM_NPROCS": ntasks,
-        "SLURM_NTASKS_PER_NODE": given("ntasks-per-node", "SLURM_NTASKS_PER_NODE"),
-        "SLURM_TASKS_PER_NODE": per_node,
-        "SLURM_CPUS_PER_TASK": given("cpus-per-task", "SLURM_CPUS_PER_TASK"),
-        "SLURM_GPUS_PER_NODE": given("gpus-per-node", "SLURM_GPUS_PER_NODE"),
-        "SLURM_GPUS_PER_TASK": given("gpus-per-task", "SLURM_GPUS_PER_TASK"),
-        "SLURM_GPUS": given("gpus", "SLURM_GPUS"),
-        "SLURM_MEM_PER_NODE": given("mem", "SLURM_MEM_PER_NODE"),
-        "SLURM_MEM_PER_CPU": given("mem-per-cpu", "SLURM_MEM_PER_CPU"),
-        "SLURM_MEM_PER_GPU": given("mem-per-gpu", "SLURM_MEM_PER_GPU"),
-        "SLURM_GPUS_ON_NODE": text(resources.gpus_per_node),
-    }
+    return found | {
+        "SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes, "SLURM_NTASKS": ntasks, "SLURM_NPROCS": ntasks,
+        "SLURM_TASKS_PER_NODE": per_node, "SLURM_GPUS_ON_NODE": text(resources.gpus_per_node),
+    }  # fmt: skip

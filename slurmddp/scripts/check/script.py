@@ -46,10 +46,6 @@ class Script:
         """Return the commands of its text."""
         return commands(self.text.replace("\r\n", "\n")) if self.is_shell else []
 
-    def commands_at(self, line: int) -> list[str]:
-        """Return the words of the first command that a line is a part of."""
-        return next((each.words for each in self.commands if each.words and each.line <= line <= each.last), [])
-
     @property
     def sourced(self) -> bool:
         """Tell whether another file may set variables."""
@@ -73,11 +69,8 @@ class Script:
     def is_shell(self) -> bool:
         """Tell whether bash can read the script: csh, Python and others cannot."""
         words = self.lines[0].lstrip("\ufeff#! ").split()
-        return (
-            not words
-            or not self.lines[0].startswith("#!")
-            or any(re.search(r"(^|/)(ba|da|k|z)?sh$", each) for each in words)
-        )
+        named = any(re.search(r"(^|/)(ba|da|k|z)?sh$", each) for each in words)
+        return named or not words or not self.lines[0].startswith("#!")
 
     @property
     def here_lines(self) -> set[int]:
@@ -87,12 +80,8 @@ class Script:
 
     def assigned(self, name: str) -> int:
         """Return the line of the last assignment of a variable; 1, if there is none."""
-        found = [
-            at
-            for at, text in enumerate(self.lines, 1)
-            if re.search(rf"(^|[\s;'\"]){name}=", text) and text.lstrip()[:1] != "#"
-        ]
-        return found[-1] if found else 1
+        assigns = re.compile(rf"(?!\s*#)(?:.*[\s;'\"])?{name}=")
+        return max((at for at, text in enumerate(self.lines, 1) if assigns.match(text)), default=1)
 
     def line_of(self, *names: str) -> int:
         """Return the line of a #SBATCH option; 1, if it is not there."""
@@ -104,31 +93,27 @@ def parse(text: str, path: Path = Path("job.sbatch")) -> Script:
     lines = text.split("\n")
     directives, late = read_directives(lines)
     if late and not directives:  # what they ask for shows what is meant
-        directives, _ = read_directives([lines[0] if lines else "", *_only(lines)])
+        directives, _ = read_directives([each if each.startswith("#SBATCH") else "" for each in lines])
     options = {each.name: each.value for each in directives}
     if re.search(r"^#SBATCH\s+(het|pack)job", text, re.MULTILINE):
         options = {}  # several jobs in one, each with nodes of its own
     return Script(path, text, lines, directives, late, asked(options), slurm_variables(options))
 
 
-def _only(lines: list[str]) -> list[str]:
-    return [line if line.startswith("#SBATCH") else "" for line in lines[1:]]
-
-
 def read(path: Path, errors: str = "replace") -> Script:
     """Read a script from a file; errors: what becomes of bytes that are no UTF-8. Raises UserError."""
-    todo = "name a batch script, for example: slurmddp check --script train.sbatch"
+    why = ""
     try:
         content = read_plain(path, _LARGEST + 1)
     except OSError as error:
-        why = "this is a directory" if path.is_dir() else f"cannot read the script ({error.strerror})"
-        raise UserError(why, where=str(path), todo=todo) from None
+        content, why = b"", "this is a directory" if path.is_dir() else f"cannot read the script ({error.strerror})"
     if len(content) > _LARGEST:
-        raise UserError(
-            f"this is larger than {_LARGEST >> 10} KiB, too large for a batch script", where=str(path), todo=todo
-        )
-    if b"\0" in content:
-        raise UserError("this is a binary file", where=str(path), todo=todo)
-    if not content.strip():
-        raise UserError("the file is empty", where=str(path), todo=todo)
+        why = f"this is larger than {_LARGEST >> 10} KiB, too large for a batch script"
+    elif b"\0" in content:
+        why = "this is a binary file"
+    elif not content.strip():
+        why = why or "the file is empty"
+    if why:
+        todo = "name a batch script, for example: slurmddp check --script train.sbatch"
+        raise UserError(why, where=str(path), todo=todo)
     return parse(content.decode("utf-8", errors=errors), path)

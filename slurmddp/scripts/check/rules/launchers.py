@@ -67,18 +67,6 @@ def launcher_per_task(script: Script, launch: Launch) -> Iterator[Hit]:
         yield Hit(f"{message}, each with one rank: all of them have local rank 0", severity="warning")
     elif (launch.per_node or 1) > 1:
         yield Hit(message + (f", each with {ranks} ranks" if ranks else ""))
-    elif _ignored(script, launch):
-        yield Hit(f"srun starts {script.job.tasks} tasks: --ntasks of the job wins", severity="warning")
-
-
-def _ignored(script: Script, launch: Launch) -> bool:
-    """Tell whether srun ignores its --ntasks-per-node, since the job's number of tasks is in its environment."""
-    step, job = launch.step, script.job
-    if step is None or "ntasks-per-node" not in step.options or "ntasks" in step.options or not job.tasks:
-        return False
-    told = step.resources.ntasks_per_node
-    given = script.option("ntasks") is not None or script.option("ntasks-per-node") is not None
-    return bool(given and told and step.resources.nodes and told * step.resources.nodes < job.tasks)
 
 
 def ranks_per_launcher(launch: Launch) -> int | None:

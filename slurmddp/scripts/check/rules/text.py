@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import unicodedata
 from collections.abc import Iterator
 
 from slurmddp.scripts.check.directives import SHORT
@@ -16,11 +17,7 @@ from slurmddp.scripts.check.script import Script
 from slurmddp.scripts.check.shell import Command
 from slurmddp.scripts.sandbox.evaluate import SRUN_FLAGS
 
-_INVISIBLE = {
-    "\ufeff": "byte order mark", "\u00a0": "no-break space", "\u200b": "zero-width space",
-    "\u200c": "zero-width joiner", "\u200d": "zero-width joiner", "\u2060": "word joiner",
-    "\u202f": "narrow no-break space", "\u3000": "wide space", "\u2028": "line separator", "\u00ad": "soft hyphen",
-}  # fmt: skip
+_INVISIBLE = "\ufeff\u00a0\u200b\u200c\u200d\u2060\u202f\u3000\u2028\u00ad"
 _TYPOGRAPHIC = {"“": '"', "”": '"', "‘": "'", "’": "'", "–": "--", "—": "--", "−": "-"}  # noqa: RUF001
 SECRET = re.compile(
     r"\b(hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{40,}|glpat-[\w-]{20,}|sk-[\w-]{32,}|AKIA[A-Z0-9]{16}"
@@ -53,9 +50,9 @@ def invisible_character(script: Script) -> Iterator[Hit]:
         read = re.sub(r"\s#.*", "", text) if not comment else text[:1] if line == 1 else ""
         bare = re.sub(r"\"[^\"]*\"|'[^']*'", "", read)
         printed = read.lstrip().startswith(("echo", "printf"))
-        for mark in _INVISIBLE.keys() & set(read):
+        for mark in set(_INVISIBLE) & set(read):
             sure = directive or line == 1 or (mark in bare and not printed and line in code)
-            yield Hit(f"{_INVISIBLE[mark]} (U+{ord(mark):04X})", line, None if sure else "warning")
+            yield Hit(f"{unicodedata.name(mark).lower()} (U+{ord(mark):04X})", line, None if sure else "warning")
         for mark in _TYPOGRAPHIC.keys() & set("" if printed else bare):
             sure = re.search(rf"[\s=]{mark}\S", bare) is not None and (directive or line in code)
             message = f"{mark} (U+{ord(mark):04X}) where {_TYPOGRAPHIC[mark]} is meant"
