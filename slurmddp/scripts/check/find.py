@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
 
 from slurmddp.container import SIF_PROGRAMS
 from slurmddp.scripts.check.directives import OPTIONS, SRUN_ONLY, Resources, count, full, unread
@@ -10,7 +11,7 @@ from slurmddp.scripts.check.launches import Found, Launch, Step, base, kind_of, 
 from slurmddp.scripts.check.script import Script
 from slurmddp.scripts.check.shell import Command
 from slurmddp.scripts.check.values import EARLY, UNKNOWN, Seen, merge, named, only_named, symbol, symbols, unify
-from slurmddp.scripts.sandbox.evaluate import Evaluated, Started
+from slurmddp.scripts.sandbox.evaluate import Evaluated, Job, Started
 
 _MOST = 8  # passes of a loop that are compared
 _MOST_ASSIGNED, _MOST_STARTS = 5000, 1000  # of one job
@@ -18,7 +19,6 @@ _MOST_ASSIGNED, _MOST_STARTS = 5000, 1000  # of one job
 #: Where something starts: line, kind, which one of that line. Then, by job: the starts, each in its tasks.
 _Key = tuple[int, str, int]
 _Place = Mapping[int, list[list[Started]]]
-_Rows = Mapping[int, list[tuple[Started, list[str]]]]
 
 
 class Finder:
@@ -35,6 +35,7 @@ class Finder:
         for each in script.commands:
             for line in range(each.line, each.last + 1):
                 self.lines.setdefault(line, []).append(each)
+        self.own = set(self.runs[self.shown].job.variables) - EARLY.keys() if self.shown >= 0 else set()
         self.unset = {name for name, value in script.slurm.items() if "unset" in symbols(value)}
 
     def find(self) -> Found:
@@ -88,63 +89,45 @@ class Finder:
 
     # One list of words out of those of all jobs.
     def _words(self, place: _Place, words: Callable[[Evaluated, Started], Sequence[str]]) -> list[str]:
-        merged: list[str] | None = None
-        for at in range(min(_MOST, max(map(len, place.values())))):
-            rows = {
-                run: [(each, list(words(self.runs[run], each))) for each in starts[at]]
+        rows = [
+            self._row({
+                run: _seen(self.runs[run].job, starts[at], [words(self.runs[run], each) for each in starts[at]])
                 for run, starts in place.items() if at < len(starts)
-            }  # fmt: skip
-            one = self._row(rows)
-            merged = one if merged is None else merge(merged, one, symbol("loop"))
-        return merged or []
+            })
+            for at in range(min(_MOST, max(map(len, place.values()))))
+        ]  # fmt: skip
+        return reduce(lambda one, other: merge(one, other, symbol("loop")), rows)
 
-    def _row(self, rows: _Rows) -> list[str]:
+    def _row(self, seen: Mapping[int, list[list[Seen]]]) -> list[str]:
         """Return the words of one start. Where jobs have another number of them, those that differ are unknown; only
         variables that are not set may be missing."""
-        sizes = {run: {len(words) for _, words in tasks} for run, tasks in rows.items()}
-        plain = [run for run in self.plain if run in rows]
-        given = self.given if self.given in rows and len(sizes[self.given]) == 1 else -1
-        if not plain and given >= 0:
-            return [unify([self._seen(rows, given, at)], unset=self.unset) for at in range(min(sizes[given]))]
-        if not plain or len({tuple(sizes[run]) for run in plain}) > 1 or len(sizes[plain[0]]) > 1:
-            merged: list[str] | None = None
-            for run in plain:
-                for each, words in rows[run]:
-                    known = [Seen(self.runs[run].job, [word], [_host(each)]).value() for word in words]
-                    merged = known if merged is None else merge(merged, known, UNKNOWN)
-            return merged or []
-        size = min(sizes[plain[0]])
-        shown = self.shown if self.shown in rows and sizes[self.shown] == {size} else -1
-        longer = rows[given][0][1] if given >= 0 else []
-        added = [len(longer) != size and only_named(word) for word in longer] or [False] * size
-        if added.count(False) != size:  # a set variable leads to other words
-            known = [unify([self._seen(rows, run, at) for run in plain], unset=self.unset) for at in range(size)]
-            return merge(known, [named(word) for word in longer], UNKNOWN)
-        found: list[str] = []
-        at = 0
-        for there, more in enumerate(added):
-            one = self._seen(rows, given, there) if given >= 0 else None
-            if more and one:
-                found.append(unify([one], unset=self.unset))
-                continue
-            other = self._seen(rows, shown, at) if shown >= 0 else None
-            found.append(unify([self._seen(rows, run, at) for run in plain], one, other, self.unset))
-            at += 1
+        plain = [row for run in self.plain for row in seen.get(run, [])]
+        given, shown = (rows[0] if len(rows := seen.get(run, [])) == 1 else [] for run in (self.given, self.shown))
+        if not plain:
+            return [unify([each], unset=self.unset) for each in given]
+        size = len(plain[0])
+        if any(len(row) != size for row in plain):
+            return reduce(
+                lambda one, other: merge(one, other, UNKNOWN), [[one.value() for one in row] for row in plain]
+            )
+        columns = list(zip(*plain, strict=True))
+        added = [len(given) != size and only_named(each.words[0]) for each in given]
+        if given and added.count(False) != size:  # a set variable leads to other words
+            known = [unify(each, unset=self.unset) for each in columns]
+            return merge(known, [named(each.words[0]) for each in given], UNKNOWN)
+        hidden: dict[str, str] = {}
+        if columns and shown and shown[0].tasks:
+            mine, usual = shown[0].tasks[0].environment, columns[0][0].tasks[0].environment
+            hidden = {name: mine[name] for name in self.own if mine.get(name) and not usual.get(name)}
+        there: list[Seen | None] = [each for each, more in zip(given, added, strict=True) if not more] or [None] * size
+        exported: Sequence[Seen | None] = shown if len(shown) == size else [None] * size
+        found = [
+            unify(each, one, other, self.unset, hidden)
+            for each, one, other in zip(columns, there, exported, strict=True)
+        ]
+        for at in (at for at, more in enumerate(added) if more):
+            found.insert(at, unify([given[at]], unset=self.unset))
         return found
-
-    def _seen(self, rows: _Rows, run: int, at: int) -> Seen:
-        tasks, hidden = rows[run], {}
-        if run == self.shown:
-            other = next((rows[each][0][0].environment for each in self.plain if each in rows), {})
-            mine = tasks[0][0].environment
-            hidden = {name: mine[name] for name in self._own() if mine.get(name) and not other.get(name)}
-        return Seen(
-            self.runs[run].job, [words[at] for _, words in tasks], [_host(each) for each, _ in tasks],
-            [each.environment for each, _ in tasks], hidden,
-        )  # fmt: skip
-
-    def _own(self) -> set[str]:
-        return set(self.runs[self.shown].job.variables) - EARLY.keys() if self.shown >= 0 else set()
 
     def _step(self, key: _Key, place: _Place) -> Step:
         words = self._words(place, lambda _, each: each.words[1:])
@@ -180,7 +163,7 @@ class Finder:
         everywhere = all(run in place and bool(place[run][0][0].step) == bool(task.step) for run in self.told)
         return Launch(
             kind, _line(command, task.name) or command.line, options, opaque, arguments[end:], environment,
-            {name for name in self._own() - environment.keys() if shown.get(name)}, step, command,
+            {name for name in self.own - environment.keys() if shown.get(name)}, step, command,
             tuple(whole), not everywhere, words[0],
             self._words(place, lambda _, each: [each.folder])[0], nodes, per_node,
         )  # fmt: skip
@@ -226,8 +209,11 @@ def _by_place(run: Evaluated) -> dict[tuple[int, str], set[str]]:
     return places
 
 
-def _host(start: Started) -> str:
-    return start.environment.get("SLURMD_NODENAME", "") if start.step else ""
+def _seen(job: Job, tasks: Sequence[Started], rows: Sequence[Sequence[str]]) -> list[list[Seen]]:
+    """Return the words of the tasks of one start: a row for each task, if they have another number of words."""
+    if len(set(map(len, rows))) > 1:
+        return [[Seen(job, [word], [task]) for word in row] for task, row in zip(tasks, rows, strict=True)]
+    return [[Seen(job, words, tasks) for words in zip(*rows, strict=True)]]
 
 
 def _around(run: Evaluated, start: Started) -> tuple[str, ...]:

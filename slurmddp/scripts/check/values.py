@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
-from slurmddp.scripts.sandbox.evaluate import HOME, SUBMIT, TMPDIR, USER_ID, Job
+from slurmddp.scripts.sandbox.evaluate import HOME, SUBMIT, TMPDIR, USER_ID, Job, Started
 
 UNKNOWN = "\0?\0"
 #: Variables that bash or the login sets.
@@ -60,20 +60,17 @@ def likely(value: str | None) -> str | None:
     return value.replace(symbol("maybe"), "") if value is not None else None
 
 
-@dataclass
-class Seen:
-    """One word in one imagined job. hosts: of the tasks that had it; task: it was evaluated in tasks."""
+class Seen(NamedTuple):
+    """One word in one imagined job, by the tasks that had it; tasks: none, if the batch shell had it."""
 
     job: Job
     words: Sequence[str]
-    hosts: Sequence[str] = ()
-    ranks: Sequence[Mapping[str, str]] = ()
-    hidden: Mapping[str, str] = field(default_factory=dict)  # variables of the shell that are not exported
+    tasks: Sequence[Started] = ()
 
     def value(self) -> str:
         """Return the word with the names of this job replaced by what they are."""
-        shown = [self._masked(word, host) for word, host in zip(self.words, [*self.hosts, ""], strict=False)]
-        first, *others = shown
+        hosts = [each.environment.get("SLURMD_NODENAME", "") if each.step else "" for each in self.tasks] or [""]
+        first, *others = (_masked(self.job, word, host) for word, host in zip(self.words, hosts, strict=True))
         for at, other in enumerate(others, 1):
             if other.replace(symbol("own"), symbol("head")) == first:
                 return other
@@ -83,26 +80,26 @@ class Seen:
 
     def _per_task(self, at: int) -> str:
         for name in ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID"):
-            one, two = (ranks.get(name, "") for ranks in (self.ranks[0], self.ranks[at]))
-            if one != two and all(
-                re.search(rf"(?<!\d){rank}(?!\d)", self.words[index]) for index, rank in ((0, one), (at, two))
-            ):
+            one, two = (task.environment.get(name, "") for task in (self.tasks[0], self.tasks[at]))
+            pairs = ((one, self.words[0]), (two, self.words[at]))
+            if one != two and all(re.search(rf"(?<!\d){rank}(?!\d)", word) for rank, word in pairs):
                 return symbol(f"task:{name}")
         return symbol("random")
 
-    def unexported(self, value: str) -> str:
-        """Return a value with the names of the variables that are not exported in the place of what they hold."""
-        texts = {self._masked(text, ""): name for name, text in sorted(self.hidden.items()) if text}
-        pattern = "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
-        return re.sub(pattern, lambda match: symbol(f"unexported:{texts[match[0]]}"), value) if texts else ""
 
-    def _masked(self, word: str, host: str) -> str:
-        job = self.job
-        if word.startswith(f"{HOME}/") or word == HOME:
-            word = "~" + word[len(HOME) :]
-        pattern, names = _names(job.id, job.unknown, job.hosts, job.nodelist, host)
-        word = pattern.sub(lambda match: names[match[0]], word)
-        return re.sub(r"(?<!\w)\d+\(x\d+\)", symbol("compressed:SLURM_TASKS_PER_NODE"), word)
+def _masked(job: Job, word: str, host: str) -> str:
+    if word.startswith(f"{HOME}/") or word == HOME:
+        word = "~" + word[len(HOME) :]
+    pattern, names = _names(job.id, job.unknown, job.hosts, job.nodelist, host)
+    word = pattern.sub(lambda match: names[match[0]], word)
+    return re.sub(r"(?<!\w)\d+\(x\d+\)", symbol("compressed:SLURM_TASKS_PER_NODE"), word)
+
+
+def _unexported(job: Job, value: str, hidden: Mapping[str, str]) -> str:
+    """Return a value with the names of the variables that are not exported in the place of what they hold."""
+    texts = {_masked(job, text, ""): name for name, text in sorted(hidden.items()) if text}
+    pattern = "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
+    return re.sub(pattern, lambda match: symbol(f"unexported:{texts[match[0]]}"), value) if texts else ""
 
 
 @lru_cache(maxsize=512)
@@ -131,24 +128,24 @@ def _names(
 
 
 def unify(
-    runs: Sequence[Seen], given: Seen | None = None, shown: Seen | None = None, unset: Collection[str] = ()
-) -> str:
+    runs: Sequence[Seen], given: Seen | None = None, shown: Seen | None = None, unset: Collection[str] = (),
+    hidden: Mapping[str, str] | None = None,
+) -> str:  # fmt: skip
     """Return what a word is in all imagined jobs. given: in one whose submitting shell sets every variable; shown: in
-    one in which the batch shell exports everything, and has ranks of its own. unset: options that Slurm's variables
-    would need."""
-    value, first = runs[0].value(), runs[0].value()
+    one in which the batch shell exports everything, hidden besides, and has ranks of its own. unset: options that
+    Slurm's variables would need."""
+    value = first = runs[0].value()
     for each in runs[1:]:
-        if (other := each.value()) != value:
-            value = differ(value, other, symbol("varies"))
-    if shown is not None and (other := shown.value()) != first:
+        value = differ(value, each.value(), symbol("varies"))
+    if shown and (other := shown.value()) != first:
         for name, rank in EARLY.items():
             other = other.replace(rank, symbol(f"early:{name}"))
         if "early" in symbols(other):
             return other
-        if (named_so := shown.unexported(other)) and _UNEXPORTED.sub("", named_so) == first:
+        if (named_so := _unexported(shown.job, other, hidden or {})) and _UNEXPORTED.sub("", named_so) == first:
             return named_so
         value = differ(value, other, UNKNOWN)
-    if given is not None and (other := given.value()) != first:
+    if given and (other := given.value()) != first:
         there = named(other, unset)
         if there == other:
             return differ(value, other, UNKNOWN)  # it depends on whether a variable is set
@@ -156,12 +153,6 @@ def unify(
             return there if value == first else there + symbol("varies")
         return value + symbol("maybe")
     return named(value, unset)
-
-
-def _kind(name: str, unset: Collection[str]) -> str:
-    if name.startswith("SLURM_"):
-        return "nosuch" if not SLURM_NAMES.match(name) else "unset" if name in unset else "?"
-    return "?"
 
 
 def differ(one: str, other: str, what: str) -> str:
@@ -197,4 +188,9 @@ def only_named(word: str) -> bool:
 
 def named(word: str, unset: Collection[str] = ()) -> str:
     """Return a word with the variables of the submitting shell, which one imagined job shows by their names."""
-    return _GIVEN.sub(lambda match: symbol(f"{_kind(match[1], unset)}:{match[1]}"), word)
+
+    def kind(name: str) -> str:
+        slurm = name.startswith("SLURM_")
+        return "nosuch" if slurm and not SLURM_NAMES.match(name) else "unset" if slurm and name in unset else "?"
+
+    return _GIVEN.sub(lambda match: symbol(f"{kind(match[1])}:{match[1]}"), word)
