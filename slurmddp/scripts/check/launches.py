@@ -21,7 +21,16 @@ _LAUNCHER_FLAGS = {
     "no-local-rank", "force-multi", "enable-each-rank-log", "v", "use-mps-device", "tpu-use-cluster",
 }  # fmt: skip
 PYTHON = re.compile(r"(?:.*/)?(python[0-9.]*|@\w*PYTHON\w*@|\0[^\0]*PYTHON\w*\0)\Z")
-_LAUNCHERS = {"torchrun", "accelerate", "accelerate-launch", "deepspeed", "tune"}
+#: By program: kind of launch, and the words behind it.
+_LAUNCHERS: dict[str, tuple[str, list[str]]] = {
+    "torchrun": ("torchrun", []), "tune": ("torchrun", ["run"]), "deepspeed": ("deepspeed", []),
+    "accelerate": ("accelerate", ["launch"]), "accelerate-launch": ("accelerate", []),
+}  # fmt: skip
+_MODULES = {
+    "torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
+    "torch.distributed.elastic.run": "torchrun", "accelerate.commands.launch": "accelerate",
+    "deepspeed.launcher.runner": "deepspeed",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -76,10 +85,8 @@ class Launch:
     def option(self, *names: str) -> str | None:
         """Return the value of an option, or of torchrun's variable for it (PET_NNODES)."""
         for name in names:
-            if name in self.options:
-                return self.options[name]
-            value = self.env("PET_" + name.replace("-", "_").upper()) if self.kind == "torchrun" else None
-            if value is not None:
+            variable = self.env("PET_" + name.replace("-", "_").upper()) if self.kind == "torchrun" else None
+            if (value := self.options.get(name, variable)) is not None:
                 return value
         return None
 
@@ -106,10 +113,9 @@ class Found:
 def programs(run: Evaluated, *, idle: bool = False) -> Iterator[tuple[Started, str, list[str]]]:
     """Yield (start, kind, arguments) of the launchers and Pythons that a job starts. idle: those without arguments."""
     for each in run.started:
-        if each.words and (each.name in _LAUNCHERS or PYTHON.match(each.name)):
-            rest = list(each.words[1:])
-            if each.name in ("accelerate", "tune") and rest[:1] != ["launch" if each.name == "accelerate" else "run"]:
-                continue
+        rest = list(each.words[1:])
+        _, behind = _LAUNCHERS.get(each.name, ("", []))
+        if (each.name in _LAUNCHERS or PYTHON.match(each.name)) and rest[: len(behind)] == behind:
             kind, arguments = kind_of(each.name, rest)
             if arguments[:1] not in (["-c"], ["-V"], ["--version"]) and (arguments or idle):
                 yield each, kind, arguments
@@ -133,27 +139,15 @@ def srun_options(words: list[str]) -> tuple[list[tuple[str, str]], int, tuple[st
 
 def kind_of(name: str, rest: list[str]) -> tuple[str, list[str]]:
     """(kind, arguments) of a launcher."""
-    if name == "accelerate":
-        return "accelerate", rest[1:]
-    if name == "tune":
-        return "torchrun", rest[1:]
-    if name == "accelerate-launch":
-        return "accelerate", rest
-    if name in ("torchrun", "deepspeed"):
-        return name, rest
-    modules = {
-        "torch.distributed.run": "torchrun",
-        "torch.distributed.launch": "torchrun",
-        "torch.distributed.elastic.run": "torchrun",
-        "accelerate.commands.launch": "accelerate",
-        "deepspeed.launcher.runner": "deepspeed",
-    }
+    if name in _LAUNCHERS:
+        kind, behind = _LAUNCHERS[name]
+        return kind, rest[len(behind) :]
     for at, word in enumerate(rest):
-        if word == "-m" and at + 1 < len(rest) and rest[at + 1] in modules:
-            return modules[rest[at + 1]], rest[at + 2 :]
+        if word == "-m" and (module := rest[at + 1 : at + 2]) and module[0] in _MODULES:
+            return _MODULES[module[0]], rest[at + 2 :]
+        if base(word) == "torchrun":
+            return "torchrun", rest[at + 1 :]
         if not word.startswith("-"):
-            if base(word) == "torchrun":
-                return "torchrun", rest[at + 1 :]
             break
     return "python", rest
 
@@ -161,21 +155,20 @@ def kind_of(name: str, rest: list[str]) -> tuple[str, list[str]]:
 def launcher_options(words: list[str]) -> tuple[dict[str, str], int, tuple[str, ...]]:
     """(options up to the program, index of the program, words before it that cannot be read)."""
     found: dict[str, str] = {}
-    at = 0
     opaque: list[str] = []
+    at = 0
     while at < len(words):
-        word = words[at]
-        if not word.startswith("-"):
-            if "?" in symbols(word) and not word.endswith((".py", ".sh")):
-                opaque.append(word)
-                at += 1
-                continue
-            break
-        name, equals, value = word.lstrip("-").partition("=")
-        name, at = name.replace("_", "-"), at + 1
-        if name in _LAUNCHER_FLAGS:
-            value = value or "true"
-        elif not equals and at < len(words):
-            value, at = words[at], at + 1
-        found[name] = value
+        word, at = words[at], at + 1
+        if word.startswith("-"):
+            name, equals, value = word.lstrip("-").partition("=")
+            name = name.replace("_", "-")
+            if name in _LAUNCHER_FLAGS:
+                value = value or "true"
+            elif not equals and at < len(words):
+                value, at = words[at], at + 1
+            found[name] = value
+        elif "?" in symbols(word) and not word.endswith((".py", ".sh")):
+            opaque.append(word)
+        else:
+            return found, at - 1, tuple(opaque)
     return found, at, tuple(opaque)
