@@ -41,44 +41,36 @@ def imagined(
     """Return the jobs to evaluate a script in. variables: what the shell that submits it has; other: what it may have
     besides (`given`), so that what follows from it is unknown; None: every variable that the script reads.
     variables=None: an empty shell, and also one whose batch shell exports all of its own (`shown`)."""
-    slurm = {name: value for name, value in script.slurm.items() if "\0" not in value}
-    slurm = {name: value for name, value in slurm.items() if not name.endswith(("NNODES", "NUM_NODES"))}
-    nodes, tasks = script.job.nodes or 1, script.job.tasks_per_node or 1
-    nodes = min(nodes, 64)
+    slurm = {name: value for name, value in script.slurm.items() if "\0" not in value and "NODES" not in name}
+    nodes, tasks = min(script.job.nodes or 1, 64), script.job.tasks_per_node or 1
+    submitter = dict(variables or {})
 
     def job(
-        number: int, hosts: tuple[str, ...], nodelist: str, files: bool, set_there: Mapping[str, str], role: str = ""
+        number: int, prefix: str, first: int, count: int, more: Mapping[str, str], role: str = "", files: bool = True
     ) -> Job:
-        now, unknown = 1700000000 + number * 7, 20000 + number % 9973
-        told = dict(slurm)
-        if script.option("array"):
-            told |= {"SLURM_ARRAY_TASK_ID": str(2 - files), "SLURM_ARRAY_JOB_ID": str(number)}
-        folder, gpus = script.option("chdir") or "", script.job.gpus_per_node or (4 if files else 6)
-        return Job(number, hosts, nodelist, tasks, gpus, files, now, unknown, folder, set_there, told, role=role)
+        hosts = tuple(f"{prefix}{each}" for each in range(first, first + count))
+        nodelist = f"{prefix}[{first}-{first + count - 1}]" if count > 1 else hosts[0]
+        array = {"SLURM_ARRAY_TASK_ID": str(2 - files), "SLURM_ARRAY_JOB_ID": str(number)}
+        return Job(
+            number, hosts, nodelist, tasks, script.job.gpus_per_node or (4 if files else 6), files,
+            1700000000 + number * 7, 20000 + number % 9973, script.option("chdir") or "", {**submitter, **more},
+            slurm | array if script.option("array") else slurm, role=role,
+        )  # fmt: skip
 
-    def first(count: int) -> tuple[tuple[str, ...], str]:
-        return tuple(f"gpu-a{each}" for each in range(1, count + 1)), f"gpu-a[1-{count}]" if count > 1 else "gpu-a1"
-
-    others = tuple(f"n{number:03d}" for number in range(107, 107 + nodes))
-    given = dict(variables or {})
-    jobs = [
-        job(4242001, *first(nodes), True, given),
-        job(5353007, others, f"n[107-{106 + nodes}]" if nodes > 1 else others[0], False, given),
-    ]
+    jobs = [job(4242001, "gpu-a", 1, nodes, {}), job(5353007, "n", 107, nodes, {}, files=False)]
     if script.option("nodes") is None or "-" in (script.option("nodes") or ""):
-        jobs.append(job(4242001, *first(nodes + 1), True, given))
+        jobs.append(job(4242001, "gpu-a", 1, nodes + 1, {}))
     slurms = {name for name in _READ.findall(script.text) if name.startswith("SLURM_")} - set(variables_of(jobs[1]))
     positional = re.search(r"\$\{?[@*1-9]", script.text) is not None
-    names = unset_names(script.text) if other is None else ()
-    more = {**{name: f"@{name}@" for name in slurms.union(names)}, **(other or {})}
-    if more or positional:
-        there = job(4242001, *first(nodes), True, {**given, **more}, "given")
+    names = slurms | (unset_names(script.text) if other is None else set())
+    if names or other or positional:
+        there = job(4242001, "gpu-a", 1, nodes, {**{name: f"@{name}@" for name in names}, **(other or {})}, "given")
         jobs.append(replace(there, arguments=("@1@", "@2@") if positional else ()))
     if variables is None:
         words = [word for each in script.commands for word in each.words]
         own = {match[1] for match in map(_ASSIGNS.match, words) if match and not SET_BY_SHELL.fullmatch(match[1])}
         own = {name for name in own if not name.startswith(("SLURM_", "SANDBOX_", "LD_"))}
-        jobs.append(job(4242001, *first(nodes), True, {**dict.fromkeys(own, ""), **EARLY}, "shown"))
+        jobs.append(job(4242001, "gpu-a", 1, nodes, {**dict.fromkeys(own, ""), **EARLY}, "shown"))
     return jobs
 
 
