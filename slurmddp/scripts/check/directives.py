@@ -94,6 +94,17 @@ def read_directives(lines: list[str]) -> tuple[list[Directive], list[int]]:
     return found, [line for line in written if line > first]
 
 
+def components(directives: list[Directive]) -> list[list[Directive]]:
+    """Return the options of each part of a heterogeneous job; of another one, all of them."""
+    found: list[list[Directive]] = [[]]
+    for each in directives:
+        if not each.name and each.value in ("hetjob", "packjob"):
+            found.append([])
+        else:
+            found[-1].append(each)
+    return found
+
+
 def _options(text: str) -> list[tuple[str, str]]:
     lexer = shlex.shlex(text[len("#SBATCH") :], posix=True, punctuation_chars=False)
     lexer.whitespace_split, lexer.commenters = True, ""

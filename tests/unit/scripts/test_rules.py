@@ -157,6 +157,13 @@ def test_sbatch_options_are_judged_as_sbatch_judges_them(tmp_path: Path, line: s
     assert told == ({severity} if severity else set())
 
 
+def test_each_part_of_a_heterogeneous_job_has_its_own_options(tmp_path: Path) -> None:
+    path, parts = tmp_path / "job.sbatch", ("#SBATCH -p cpu --mem=1G", "#SBATCH -p gpu --mem-per-cpu=1G")
+    for between, expected in (("#SBATCH hetjob", set()), ("#", {"option-twice", "sbatch-option"})):
+        path.write_text("\n".join(["#!/bin/bash", parts[0], between, parts[1], "hostname\n"]), encoding="utf-8")
+        assert {each.rule.id for each in found(path)} & {"option-twice", "sbatch-option"} == expected
+
+
 TWO_NODES = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH -G 8\n#SBATCH -t 9\nM=$(scontrol show hostnames | head -n 1)\n"
 
 

@@ -1,5 +1,5 @@
 """The rules, by subject. Importing this package registers all of them."""
 
-from slurmddp.scripts.check.rules import launchers, ranks, rendezvous, slurm, text
+from slurmddp.scripts.check.rules import launchers, rendezvous, slurm, text
 
-__all__ = ["launchers", "ranks", "rendezvous", "slurm", "text"]
+__all__ = ["launchers", "rendezvous", "slurm", "text"]

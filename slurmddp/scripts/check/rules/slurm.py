@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections.abc import Iterator
 
-from slurmddp.scripts.check.directives import FLAGS, OPTIONS, REMOVED, SRUN_ONLY, Directive
+from slurmddp.scripts.check.directives import FLAGS, OPTIONS, REMOVED, SRUN_ONLY, Directive, components
 from slurmddp.scripts.check.finding import Hit, rule
 from slurmddp.scripts.check.launches import PYTHON, Launch
 from slurmddp.scripts.check.rules.common import AGENTS, PLACEHOLDER, launch_rule, launches, several_nodes
@@ -41,11 +42,11 @@ def sbatch_option(script: Script) -> Iterator[Hit]:
     for line, text in enumerate(script.lines, 1):
         if text.startswith("#SBATCH ") and (match := re.search(r"\s-([NnctpA])=", text.partition(" #")[0])):
             yield Hit(f"-{match[1]} takes its value without =", line)
-    for names in _EXCLUSIVE:
-        given = [each for each in script.directives if each.name in names]
+    for part, names in itertools.product(components(script.directives), _EXCLUSIVE):
+        given = [each for each in part if each.name in names]
         if len({each.name for each in given}) > 1:
             yield Hit(f"sbatch refuses {' with '.join(sorted({'--' + each.name for each in given}))}", given[-1].line)
-    for each in script.directives:
+    for each in itertools.chain(*components(script.directives)):
         if not PLACEHOLDER.search(script.lines[each.line - 1]) and "$" not in each.value:
             yield from _refused(each)
 
@@ -53,8 +54,7 @@ def sbatch_option(script: Script) -> Iterator[Hit]:
 def _refused(each: Directive) -> Iterator[Hit]:
     name, value, form = each.name, each.value, _FORMS.get(each.name)
     if not name:
-        if value not in ("hetjob", "packjob"):
-            yield Hit(f"{value[:40]} is not an option: options start with -, values contain no blanks", each.line)
+        yield Hit(f"{value[:40]} is not an option: options start with -, values contain no blanks", each.line)
     elif value.startswith("="):
         yield Hit(f"--{name}: remove the blanks around =", each.line)
     elif name in REMOVED:
