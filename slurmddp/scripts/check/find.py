@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 
@@ -43,7 +44,7 @@ class Finder:
         found, first = Found(), self.runs[0]
         values = [_by_place(run) for run in self.runs]
         for where in values[0]:
-            found.assigned[where] = self._assigned([each.get(where, set()) for each in values])
+            found.assigned[where] = self._assigned({at: each[where] for at, each in enumerate(values) if where in each})
         found.started = [(line, ["cd", value]) for (line, name), value in found.assigned.items() if name == "cd"]
         found.started += [
             (each.line, [Seen(first.job, [word]).value() for word in each.words])
@@ -62,27 +63,23 @@ class Finder:
         place."""
         places: dict[_Key, dict[int, list[list[Started]]]] = {}
         for at, run in enumerate(self.runs):
-            seen: dict[tuple[int, str], list[Started]] = {}
-            numbers: dict[tuple[int, str], int] = {}
+            tasks: dict[tuple[int, str], list[Started]] = {}
+            numbers: Counter[tuple[int, str]] = Counter()
             inside = sorted(starts(run), key=lambda pair: (pair[0].step or pair[0].order, pair[0].order))
             for each, kind in inside[:_MOST_STARTS]:
-                if each.step and (each.step, kind) in seen:
-                    seen[each.step, kind].append(each)  # another task of the same step
+                if each.step and (each.step, kind) in tasks:
+                    tasks[each.step, kind].append(each)
                     continue
-                seen[each.step, kind] = [each]
-                text = self._command(each.line, each.name)
-                which = numbers.get((each.line, kind), 0)
-                numbers[each.line, kind] = which + 1
+                tasks[each.step, kind] = [each]
+                text, which = self._command(each.line, each.name), numbers[each.line, kind]
+                numbers[each.line, kind] += 1
                 key = (each.line, kind, 0 if text.loops or text.function else which)
-                places.setdefault(key, {}).setdefault(at, []).append(seen[each.step, kind])
+                places.setdefault(key, {}).setdefault(at, []).append(tasks[each.step, kind])
         return sorted((key, place) for key, place in places.items() if place.keys() & set(self.told))
 
-    def _assigned(self, texts: Sequence[set[str]]) -> str:
+    def _assigned(self, texts: Mapping[int, set[str]]) -> str:
         """Return the value of an assignment. texts: by job."""
-        seen = {
-            at: Seen(self.runs[at].job, [next(iter(each)) if len(each) == 1 else UNKNOWN])
-            for at, each in enumerate(texts) if each
-        }  # fmt: skip
+        seen = {at: Seen(self.runs[at].job, list(each) if len(each) == 1 else [UNKNOWN]) for at, each in texts.items()}
         if not seen.keys() >= set(self.plain):
             return UNKNOWN
         return unify([seen[at] for at in self.plain], seen.get(self.given), seen.get(self.shown), self.unset)
