@@ -163,8 +163,8 @@ class _Reader:
         return end
 
     def _operator(self, sign: str, at: int) -> int:
-        brackets = _EMPTY_BRACKETS.match(self.text, at)
-        if sign == "(" and len(self.command.words) == 1 and brackets:
+        names = sign == "(" and len(self.command.words) == 1
+        if names and (brackets := _EMPTY_BRACKETS.match(self.text, at)):
             self.blocks.append(("function", self.command.words[0]))
             self.command = Command()
             return brackets.end()
