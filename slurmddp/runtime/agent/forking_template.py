@@ -35,8 +35,10 @@ _LATE = (
     "torch.distributed", "torch._dynamo", "torch._inductor.config", "torch.distributed.algorithms.join",
     "torch.distributed.optim", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.profiler._cupti_monitor",
 )  # fmt: skip
-#: AMD's driver: forks were tried with NVIDIA's and on CPUs. A process that has used a GPU must never be forked.
-_AMD, _DEVICES = "/dev/kfd", ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
+#: AMD's driver, with which forks were not tried.
+_AMD = "/dev/kfd"
+#: A process that has one of these open must never be forked.
+_DEVICES = ("/dev/nvidia", _AMD, "/dev/dri/")
 #: Slurm and terminals send these to all processes of a step: the template must outlive them.
 _HELD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 #: What a script may set before it imports torch: nothing in torch reads these during the import.
@@ -127,8 +129,8 @@ def _threads() -> int:
 
 def _devices() -> list[str]:
     """Return the GPUs that this process has open."""
-    links = {os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.islink(entry.path)}
-    return sorted(link for link in links if link.startswith(_DEVICES))
+    files = {os.readlink(entry.path) for entry in os.scandir("/proc/self/fd")}
+    return sorted(file for file in files if file.startswith(_DEVICES))
 
 
 def _load() -> str:
