@@ -225,6 +225,10 @@ class Job:
             look()
             self.loop.run_until(lambda: child.code is not None, _LOOK)
         self.child = None
+        if child.code != 0 and not self.ending and self.scheduler.ends_job():
+            # Its SIGTERM was lost: it came while the batch script was being started. This is not the nodes' failure.
+            self.loop.deliver(signal.SIGTERM)
+            self.loop.rest(0)
         return child.code
 
     def choose_port(self, head: str) -> None:

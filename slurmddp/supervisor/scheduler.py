@@ -55,6 +55,10 @@ class Local:
         """Return whether something may still be started in a job that a signal ends."""
         return True
 
+    def ends_job(self) -> bool:
+        """Ask whether something has ended the job: only its processes are still there."""
+        return False
+
     def nodes(self) -> Optional[List[str]]:
         """Return the nodes that the job has now; None if that is not known."""
         return [self.host]
@@ -105,6 +109,9 @@ class Slurm:
 
     def takes_steps(self) -> bool:
         return self.job.state == "RUNNING"
+
+    def ends_job(self) -> bool:
+        return self.ask() and self.job.state in ("COMPLETING", "CANCELLED")
 
     def withdraw(self) -> None:
         self._loop.run(["scancel", self.slurm_job], _PATIENCE)

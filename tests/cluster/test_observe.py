@@ -103,6 +103,7 @@ def assert_the_wait_is_no_training(alice: Alice, run: Run, waited: float) -> Non
 def test_the_node_of_a_rank_that_does_not_join_is_named(cluster: Cluster, torch_image: str) -> None:
     alice = Alice(cluster, torch_image)
     cluster.write("/home/alice/scripts/plain.py", SCRIPT)
+    cluster.machine_path("/home/alice/scripts/release").unlink(missing_ok=True)  # of a first try
     run = alice.submit(
         "scripts/plain.py", "--site", "testcluster", "--image", torch_image, "--nodes", "2", "--time", "5m",
         "--set", "resources.ranks_per_node=1", "--set", "resources.cpus_per_node=1",

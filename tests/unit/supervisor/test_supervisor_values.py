@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from slurmddp.records.rehearsal import VERDICT, Verdict
 from slurmddp.supervisor.brain.types import Job, Settings
 from slurmddp.supervisor.files import Files
+from slurmddp.supervisor.job import Job as RealJob
+from slurmddp.supervisor.loop import Loop
 from slurmddp.supervisor.scheduler import Slurm
 from slurmddp.supervisor.values import OPTIONAL, Values, read
 
@@ -113,3 +116,18 @@ def test_a_step_on_some_nodes(slurm: Any) -> None:
     words = slurm().step(["n1", "n2"], ["--overlap"], "/run/%N.log", ["bash", "x"])
     assert words[:4] == ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
     assert words[-2:] == ["bash", "x"] and "--output=/run/%N.log" in words and "--overlap" in words
+
+
+@pytest.mark.parametrize(("state", "ends"), [("RUNNING", False), ("COMPLETING", True), ("CANCELLED", True)])
+def test_a_cancel_whose_signal_was_lost_is_seen_when_a_step_fails(slurm: Any, state: str, ends: bool) -> None:
+    """Slurm sends SIGTERM once; the batch script does not get it while slurmstepd starts it."""
+    asked = slurm(scontrol=(0, f"JobId=7 JobState={state} Reason=None Restarts=1"))
+    job: Any = SimpleNamespace(
+        ending="", loop=Loop(), values=SimpleNamespace(yes=lambda _: False), nodes=SimpleNamespace(chosen=["n1"]),
+        step_options=[], env={"PATH": "/usr/bin:/bin"}, child=None,
+        scheduler=SimpleNamespace(slurm=False, step=lambda *given: given[-1], ends_job=asked.ends_job),
+    )  # fmt: skip
+    job.loop.on_signal(signal.SIGTERM, lambda: setattr(job, "ending", "cancelled"))
+    for words, code in ((["true"], 0), (["false"], 1)):
+        assert RealJob.on_nodes(job, "log", words, lambda: None) == code
+        assert bool(job.ending) == (ends and code == 1)
