@@ -93,8 +93,8 @@ class Attempts:
     def list_nodes(self) -> List[str]:
         """Take the nodes that the job has now; return those that Slurm has lost."""
         job = self.job
-        job.scheduler.ask()
-        allocated = job.scheduler.nodes()
+        # Of a job that has been ended, Slurm lists the nodes that still have processes of it: the others are not lost.
+        allocated = None if job.is_over() else job.scheduler.nodes()
         lost = job.nodes.renew(allocated) if allocated is not None else ()
         if allocated is not None and not job.values.yes("counts_gpus"):
             job.gpus = (job.values.number("gpus_per_node") or 0) * len(allocated)

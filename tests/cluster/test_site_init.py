@@ -22,9 +22,11 @@ def alice(cluster: Cluster, torch_image: str) -> Alice:
 def test_a_drafted_site_runs_a_job_unedited(alice: Alice) -> None:
     """Its Slurm counts GPUs that are null devices: the probe sees none, so the job trains on CPUs."""
     draft = "/home/alice/drafted.yaml"
+    queue = ["squeue", "--noheader", "--states=PENDING,RUNNING", "--format=%i"]
+    before = alice.cluster.run("login", queue).stdout
     done = alice.command("site", "init", "--probe", "--force", "--partition", "main", "-o", draft, timeout=150)
     assert done.stderr.count("sbatch --parsable") == 2, "node3 has one GPU, the others have two"
-    assert alice.cluster.run("login", ["squeue", "--noheader", "--states=PENDING,RUNNING"]).stdout == ""
+    assert alice.cluster.run("login", queue).stdout == before
     assert alice.command("site", "validate", draft).stdout == f"{draft}: valid\n"
     text = alice.cluster.machine_path(draft).read_text()
     for line in ("level: probed # 2 of 2", "gpu_vendor: none # probe of node", "runtime: apptainer", "interface: ib0"):

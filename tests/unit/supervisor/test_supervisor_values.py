@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 
 from slurmddp.records.rehearsal import VERDICT, Verdict
+from slurmddp.supervisor.attempt import Attempts
 from slurmddp.supervisor.brain.types import Job, Settings
 from slurmddp.supervisor.files import Files
 from slurmddp.supervisor.job import Job as RealJob
+from slurmddp.supervisor.job import Nodes
 from slurmddp.supervisor.loop import Loop
 from slurmddp.supervisor.scheduler import Slurm
 from slurmddp.supervisor.values import OPTIONAL, Values, read
@@ -119,15 +122,22 @@ def test_a_step_on_some_nodes(slurm: Any) -> None:
 
 
 @pytest.mark.parametrize(("state", "ends"), [("RUNNING", False), ("COMPLETING", True), ("CANCELLED", True)])
-def test_a_cancel_whose_signal_was_lost_is_seen_when_a_step_fails(slurm: Any, state: str, ends: bool) -> None:
-    """Slurm sends SIGTERM once; the batch script does not get it while slurmstepd starts it."""
-    asked = slurm(scontrol=(0, f"JobId=7 JobState={state} Reason=None Restarts=1"))
-    job: Any = SimpleNamespace(
-        ending="", loop=Loop(), values=SimpleNamespace(yes=lambda _: False), nodes=SimpleNamespace(chosen=["n1"]),
-        step_options=[], env={"PATH": "/usr/bin:/bin"}, child=None,
-        scheduler=SimpleNamespace(slurm=False, step=lambda *given: given[-1], ends_job=asked.ends_job),
-    )  # fmt: skip
-    job.loop.on_signal(signal.SIGTERM, lambda: setattr(job, "ending", "cancelled"))
+def test_a_cancel_whose_signal_was_lost_is_seen(slurm: Any, state: str, ends: bool) -> None:
+    """When a step fails, and when the nodes are listed: of a job that ends, Slurm lists those with processes of it."""
+    asked = slurm(scontrol=(0, f"JobId=7 JobState={state} Reason=None NodeList=n1"), scontrol_hostnames=(0, "n1\n"))
+    job = RealJob.__new__(RealJob)
+    job.ending, job.loop, job.nodes, job.step_options, job.env = "", Loop(), Nodes(1, 2), [], dict(os.environ)
+    job.nodes.renew(["n1", "n2"])
+    job.values = SimpleNamespace(yes=lambda _: False, number=lambda _: 1)  # type: ignore[assignment]
+    job.scheduler = SimpleNamespace(
+        slurm=False, step=lambda *given: given[-1], ends_job=asked.ends_job, nodes=asked.nodes
+    )
+    job.exclude = lambda reason, nodes, note: None  # type: ignore[method-assign]
     for words, code in ((["true"], 0), (["false"], 1)):
-        assert RealJob.on_nodes(job, "log", words, lambda: None) == code
+        job.ending = ""
+        job.loop.on_signal(signal.SIGTERM, lambda: setattr(job, "ending", "cancelled"))
+        assert job.on_nodes("log", words, lambda: None) == code
         assert bool(job.ending) == (ends and code == 1)
+    attempts = Attempts.__new__(Attempts)
+    attempts.job, job.ending = job, ""
+    assert attempts.list_nodes() == ([] if ends else ["n2"]) and bool(job.ending) == ends
