@@ -13,15 +13,17 @@ from slurmddp.render.scripts import without_python_path
 
 def node_commands(plan: Plan, head: str, port: int) -> list[str]:
     """One shell line a node. `head`: host name or address of node 0, reachable from all the others."""
-    program, nodes, layout = plan.program, plan.nodes, plan.layout
+    program, nodes, layout, alone = plan.program, plan.nodes, plan.layout, plan.nodes.max == 1
     if plan.srun is not None:
         raise UserError("launch.mode srun needs Slurm's srun: check --per-node cannot start it")
     # torchrun itself counts GPUs; of cores, it would start a rank on each.
     ranks = str(nodes.ranks_per_node or ("gpu" if layout.gpus_per_node else "RANKS"))
     lines = [
         f"# {plan.job.name}: {nodes.max} node{'s' * (nodes.max > 1)}; the first is {head}, with port {port}",
-        "# First write RUN_FOLDER, which all nodes see at the same path: slurmddp check JOB.yaml --write RUN_FOLDER",
+        "# First write RUN_FOLDER, which all nodes see: this command with --write RUN_FOLDER, not --per-node",
     ]
+    if not alone:
+        lines += [f"# First, on each node: {line}" for line in _place(plan, head)]
     lines += [f"# First, on each node: {line}" for line in plan.job.setup]
     if program.own and plan.workdir != plan.cwd:
         lines.append(f"# First, on each node: {_enter(plan.workdir)}")
@@ -57,11 +59,33 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
             f"--nproc-per-node={ranks}",
             f"--max-restarts={plan.max_restarts}",
             *_rendezvous(plan, head, port, node),
-            *(with_run(word, "RUN_FOLDER") for word in program.wrapper),
-            *("-m", *entry),
         ]
-        lines.append(shlex.join(["env", *variables, *words]))
+        started = [*(with_run(word, "RUN_FOLDER") for word in program.wrapper), "-m", *entry]
+        here = f'{passed}SLURMDDP_NODE="$(hostname)"'
+        if not alone:
+            here += f' {passed}GLOO_SOCKET_IFNAME="${{interface:?}}"'
+            words.append("--local-addr=ADDRESS")
+        line = shlex.join([*variables, *words, *started]).replace("=ADDRESS ", '="${address:?}" ')
+        lines.append(f"env {here} {line}")
     return lines
+
+
+def _place(plan: Plan, head: str) -> list[str]:
+    """Shell lines that find this node's address and interface in the network between the nodes."""
+    wanted = plan.job.network.interface or ""
+    if wanted and not wanted.startswith("^"):
+        name = wanted.lstrip("=").split(",")[0]
+        exact = f'$2 == "{name}"' if wanted.startswith("=") else f'index($2, "{name}") == 1'
+        return [
+            f"interface=$(ip -o -4 addr show up | awk {shlex.quote(exact + ' {print $2; exit}')})",
+            'address=$(ip -o -4 addr show dev "$interface" | awk \'{sub("/.*", "", $4); print $4; exit}\')',
+        ]
+    towards = f"$(getent ahostsv4 {shlex.quote(head)} | awk '{{print $1; exit}}')"
+    return [
+        f'address=$(ip -o -4 route get "{towards}" | sed \'s/.* src //; s/ .*//\'); echo "$address"'
+        f" # 127.x: {head} names the network between the nodes nowhere but here; give its address as --head",
+        "interface=$(ip -o -4 addr show to \"$address\" | awk '{print $2; exit}')",
+    ]
 
 
 def _enter(workdir: str) -> str:
@@ -77,15 +101,14 @@ def _preflight(plan: Plan, head: str, port: int, node: int, variables: list[str]
         "PREFLIGHT_NODES": " ".join(names),
         "HEAD": head,
         "PORT": str(port),
-        "RENDEZVOUS_ID": plan.job.name,
         "LOGS": "RUN_FOLDER/logs",
         "GPUS": str(plan.layout.gpus_per_node),
     }
     prefix = plan.container.environment_prefix
     assignments = [f"{prefix}SLURMDDP_{name}={value}" for name, value in settings.items()]
     words = [*_container(plan), plan.container.python, "-m", "slurmddp.runtime.preflight", "RUN_FOLDER"]
-    address = f'{prefix}SLURMDDP_ADDRESS="$(hostname -I | cut -d " " -f 1)"'
-    return f"env {address} {shlex.join([*assignments, *variables, *words])}"
+    address = f'{prefix}SLURMDDP_ADDRESS="${{address:?}}" ' if plan.nodes.max > 1 else ""
+    return f"env {address}{shlex.join([*assignments, *variables, *words])}"
 
 
 def _variables(plan: Plan) -> list[Variable]:
@@ -93,7 +116,14 @@ def _variables(plan: Plan) -> list[Variable]:
     others = [item for group in groups for item in group.variables if not item.base]
     path = list(filter(None, [plan.variable("PYTHONPATH")]))
     project = [os.path.join("RUN_FOLDER", item) for item in plan.program.python_path]
-    values = {"ATTEMPT": "0", "STOP_FILE": "RUN_FOLDER/stop"}
+    values = {
+        "RUN": "RUN_FOLDER",
+        "ATTEMPT": "0",
+        "RENDEZVOUS_ID": plan.job.name,
+        "STOP_FILE": "RUN_FOLDER/stop",
+        "PROGRESS_FILE": "RUN_FOLDER/progress",
+        "NO_PROGRESS": str(plan.job.recovery.no_progress),
+    }
     runtime = [Variable(f"{plan.container.environment_prefix}SLURMDDP_{name}", text) for name, text in values.items()]
     return [*others, *runtime, Variable("PYTHONPATH", ":".join(["RUN_FOLDER/code/slurmddp.zip", *project, *path]))]
 
