@@ -9,6 +9,7 @@ example in its documentation (`python -m pydoc slurmddp.runtime.library`):
     distributed       join and leave the process group, note signals, exit at once after an error
     GlobalSampler     the same samples in each step, on any number of ranks, from any position
     Checkpointer      asynchronous, hashed, atomic checkpoints of a plain, DDP or FSDP2 model, and resuming
+    process_groups    the groups of a model that is parallel in several ways
     should_stop       whether any rank was asked to stop, the same answer on all ranks
     Meter             exact means over all ranks
     StepTimer         seconds per part of a step
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from slurmddp.runtime.data.loading import ignore_signals
     from slurmddp.runtime.library.checkpointer import Checkpointer
+    from slurmddp.runtime.library.groups import process_groups
     from slurmddp.runtime.library.sampler import GlobalSampler, mean_over_ranks
     from slurmddp.runtime.library.setup import distributed
     from slurmddp.runtime.library.shared import should_stop
@@ -36,6 +38,7 @@ __all__ = [
     "distributed",
     "ignore_signals",
     "mean_over_ranks",
+    "process_groups",
     "should_stop",
 ]
 
@@ -47,6 +50,7 @@ _MODULES = {
     "distributed": "library.setup",
     "ignore_signals": "data.loading",
     "mean_over_ranks": "library.sampler",
+    "process_groups": "library.groups",
     "should_stop": "library.shared",
 }
 

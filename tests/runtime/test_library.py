@@ -22,7 +22,7 @@ from slurmddp.shared.checkpoint.checkpoints import Checkpoints
 
 from .harness import PATIENCE, ROOT, Failed, Ranks
 
-PIECES = ("sampler", "shared", "setup", "checkpointer")
+PIECES = ("sampler", "shared", "setup", "checkpointer", "groups")
 PYTHON = sys.executable
 
 
