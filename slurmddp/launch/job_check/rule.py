@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, cast
 
 from slurmddp.errors import UserError
 from slurmddp.launch.job_check.cluster import Cluster
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.problems import absent_secrets, problems, unknown_here
-from slurmddp.scripts.check.rule import SEVERITIES, Rule, Severity
+from slurmddp.scripts.check.rule import SEVERITIES, Rule, Severity, rule_texts
 
 
 @dataclass(frozen=True)
@@ -73,14 +74,12 @@ RULES: list[Rule[Subject, Hit]] = []
 _Check = Callable[[Subject], Iterator[Hit]]
 
 
-def rule(id: str, severity: Severity, *, reason: str, source: str, fix: str = "") -> Callable[[_Check], _Check]:
-    """Register a function as a rule: it yields a Hit for each thing that breaks it."""
-
-    def register(check: _Check) -> _Check:
-        RULES.append(Rule(id, severity, reason, source, fix, check))
-        return check
-
-    return register
+def rule(check: _Check) -> _Check:
+    """Register a function as a rule: it yields a Hit for each thing that breaks it. job.rules has its texts."""
+    head, reason, source, *fix = rule_texts(Path(__file__).with_name("job.rules"))[check.__name__]
+    id, _, severity = head.partition(" ")
+    RULES.append(Rule(id, cast(Severity, severity), reason, source, "".join(fix), check))
+    return check
 
 
 #: `submit` refuses the first itself and asks sbatch at once; a name server may take seconds to answer.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from slurmddp.scripts.check.rule import SEVERITIES, Rule, Severity
+from slurmddp.scripts.check.rule import SEVERITIES, Rule, Severity, rule_texts
 from slurmddp.scripts.check.script import Script
 
 
@@ -42,16 +40,9 @@ class Finding:
 RULES: list[Rule[Script, Hit]] = []
 
 
-@cache
-def _texts() -> dict[str, list[str]]:
-    """Return the four lines of each rule by its id."""
-    text = Path(__file__).with_name("script.rules").read_text(encoding="utf-8")
-    return {block.split()[0]: block.splitlines() for block in re.split(r"\n\n+", text.strip())[1:]}
-
-
 def rule(check: Callable[[Script], Iterator[Hit]]) -> Callable[[Script], Iterator[Hit]]:
     """Register a function as a rule: it yields a Hit for each place that breaks it. script.rules has its texts."""
-    head, reason, fix, source = _texts()[check.__name__.replace("_", "-")]
+    head, reason, fix, source = rule_texts(Path(__file__).with_name("script.rules"))[check.__name__]
     id, _, severity = head.partition(" ")
     RULES.append(Rule(id, cast(Severity, severity), reason, source, fix, check))
     return check

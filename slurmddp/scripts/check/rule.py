@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
 Severity = Literal["error", "warning", "note"]
@@ -22,3 +25,10 @@ class Rule(Generic[SubjectT, HitT]):
     source: str
     fix: str
     check: Callable[[SubjectT], Iterator[HitT]]
+
+
+@cache
+def rule_texts(file: Path) -> dict[str, list[str]]:
+    """Return the lines of each rule in a .rules file, by its function. The head of the file explains them."""
+    blocks = re.split(r"\n\n+", file.read_text(encoding="utf-8").strip())[1:]
+    return {block.split()[0].replace("-", "_"): block.splitlines() for block in blocks}

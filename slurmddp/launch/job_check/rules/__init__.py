@@ -1,5 +1,5 @@
 """The rules, by what they are about."""
 
-from slurmddp.launch.job_check.rules import cluster, files, network, time
+from slurmddp.launch.job_check.rules import cluster, files, network
 
-__all__ = ["cluster", "files", "network", "time"]
+__all__ = ["cluster", "files", "network"]

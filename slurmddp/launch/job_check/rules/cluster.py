@@ -7,13 +7,10 @@ from collections.abc import Iterator
 from slurmddp.cluster.duration import limit_of
 from slurmddp.job.plan.layout import partition_of
 from slurmddp.job.plan.model import Plan
+from slurmddp.job.plan.recovery import BESIDE_THE_SAVE
 from slurmddp.job.types import memory, slurm_time
 from slurmddp.launch.job_check.cluster import limit
 from slurmddp.launch.job_check.rule import Hit, Subject, rule
-
-_SCONTROL = "https://slurm.schedmd.com/scontrol.html#SECTION_PARTITIONS---SPECIFICATIONS-FOR-SHOW-COMMAND"
-_SBATCH = "https://slurm.schedmd.com/sbatch.html"
-_LIMITS = "https://slurm.schedmd.com/resource_limits.html"
 
 
 def option(plan: Plan, name: str) -> str | None:
@@ -34,12 +31,7 @@ def _partition(subject: Subject) -> dict[str, str] | None:
     return subject.cluster.partition(option(plan, "partition"))
 
 
-@rule(
-    "partition-unknown",
-    "error",
-    reason="sbatch refuses a partition that does not exist, or that this account may not see.",
-    source=_SBATCH,
-)
+@rule
 def partition_unknown(subject: Subject) -> Iterator[Hit]:
     name = option(subject.prepared.plan, "partition")
     rows = subject.cluster.partitions if name else None
@@ -49,25 +41,14 @@ def partition_unknown(subject: Subject) -> Iterator[Hit]:
             yield Hit(subject.where("resources.partition"), f"Slurm knows no partition {one}", f"use one of: {known}")
 
 
-@rule(
-    "partition-closed",
-    "warning",
-    reason="A job for a partition that is not UP waits until an administrator opens it.",
-    source=_SCONTROL,
-    fix="use another partition: `slurmddp check --partitions JOB.yaml` ranks them by their start time",
-)
+@rule
 def partition_closed(subject: Subject) -> Iterator[Hit]:
     row = _partition(subject)
     if row and row.get("State", "UP") != "UP":
         yield Hit(subject.where("resources.partition"), f"partition {row['PartitionName']} is {row['State']}")
 
 
-@rule(
-    "partition-limit",
-    "error",
-    reason="Slurm refuses a job above its partition's limits, or leaves it in the queue for ever (EnforcePartLimits).",
-    source=_SCONTROL,
-)
+@rule
 def partition_limit(subject: Subject) -> Iterator[Hit]:
     row, plan = _partition(subject), subject.prepared.plan
     if row is None:
@@ -85,13 +66,7 @@ def partition_limit(subject: Subject) -> Iterator[Hit]:
         yield Hit(subject.where("resources.nodes"), message, "ask for fewer nodes, or use another partition")
 
 
-@rule(
-    "time-default",
-    "warning",
-    reason="Without a time limit, a job gets the partition's DefaultTime, and Slurm ends it there.",
-    source=_SCONTROL,
-    fix="set resources.time",
-)
+@rule
 def time_default(subject: Subject) -> Iterator[Hit]:
     row = _partition(subject)
     default = limit_of(row.get("DefaultTime")) if row else None
@@ -100,12 +75,16 @@ def time_default(subject: Subject) -> Iterator[Hit]:
         yield Hit(subject.where("resources.time"), message)
 
 
-@rule(
-    "partition-account",
-    "error",
-    reason="A partition may be open to some accounts and QOS only.",
-    source=_SCONTROL,
-)
+@rule
+def stop_lead(subject: Subject) -> Iterator[Hit]:
+    prepared = subject.prepared
+    lead, save, beside = prepared.plan.stop_lead, prepared.resumed.longest_save, BESIDE_THE_SAVE
+    if lead and save and lead < save + beside:
+        text = f"ranks get {lead} s before the time limit, and the longest save of the resumed runs took {save:.0f} s"
+        yield Hit(subject.where("timeouts.stop"), text, f"set timeouts.stop to {2 * save + beside:.0f} or more")
+
+
+@rule
 def partition_account(subject: Subject) -> Iterator[Hit]:
     row, plan = _partition(subject), subject.prepared.plan
     if row is None:
@@ -121,12 +100,7 @@ def partition_account(subject: Subject) -> Iterator[Hit]:
             yield Hit(subject.where(f"resources.{key}"), message, rest)
 
 
-@rule(
-    "account-unknown",
-    "error",
-    reason="If Slurm keeps accounts, sbatch refuses an account that you have no association with.",
-    source="https://slurm.schedmd.com/accounting.html",
-)
+@rule
 def account_unknown(subject: Subject) -> Iterator[Hit]:
     account = option(subject.prepared.plan, "account")
     rows = subject.cluster.accounts if account else None
@@ -135,12 +109,7 @@ def account_unknown(subject: Subject) -> Iterator[Hit]:
         yield Hit(subject.where("resources.account"), message, f"use one of: {', '.join(known)}")
 
 
-@rule(
-    "qos-limit",
-    "error",
-    reason="A QOS has its own limits, and an account may use only some QOS.",
-    source=_LIMITS,
-)
+@rule
 def qos_limit(subject: Subject) -> Iterator[Hit]:
     plan, cluster = subject.prepared.plan, subject.cluster
     qos, account = option(plan, "qos"), option(plan, "account")
@@ -156,12 +125,7 @@ def qos_limit(subject: Subject) -> Iterator[Hit]:
         yield Hit(subject.where("resources.time"), message, f"ask for --time {slurm_time(most)} or less")
 
 
-@rule(
-    "node-size",
-    "error",
-    reason="sbatch refuses a job that no node can hold: `Requested node configuration is not available`.",
-    source=_SBATCH,
-)
+@rule
 def node_size(subject: Subject) -> Iterator[Hit]:
     row, layout = _partition(subject), subject.prepared.plan.layout
     kinds = subject.cluster.nodes(row["PartitionName"]) if row else None
@@ -195,13 +159,7 @@ def _gpus(subject: Subject, partition: str, kinds: list[dict[str, int]]) -> Iter
         yield Hit(subject.where("resources.gpu_type"), message, f"use one of: {', '.join(known)}")
 
 
-@rule(
-    "slurm-refuses",
-    "error",
-    reason="`sbatch --test-only` asks Slurm itself, and submits nothing.",
-    source=_SBATCH,
-    fix="change the setting that Slurm names, in the job file or with --set",
-)
+@rule
 def slurm_refuses(subject: Subject) -> Iterator[Hit]:
     plan = subject.prepared.plan
     if plan.queued:

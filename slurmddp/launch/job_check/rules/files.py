@@ -20,20 +20,14 @@ _OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 _OF_THE_IMAGE = frozenset(("/", "/bin", "/etc", "/lib", "/lib64", "/opt", "/sbin", "/usr", "/usr/bin", "/usr/local"))
 
 
-@rule("submit-refuses", "error", reason="`slurmddp submit` refuses the job for this.", source="docs/job.md")
+@rule
 def submit_refuses(subject: Subject) -> Iterator[Hit]:
     for error in subject.missing:
         if error not in subject.elsewhere:
             yield Hit(error.where or "", error.what, error.todo)
 
 
-@rule(
-    "image-driver",
-    "warning",
-    reason="An image for a newer CUDA needs a driver that supports it, or its compatibility libraries. No CUDA has "
-    "code for all generations of GPUs.",
-    source="https://docs.nvidia.com/deploy/cuda-compatibility/",
-)
+@rule
 def image_driver(subject: Subject) -> Iterator[Hit]:
     verdict = driver_verdict(subject.prepared)
     if verdict is not None and verdict.kind not in ("native", "minor"):
@@ -41,13 +35,7 @@ def image_driver(subject: Subject) -> Iterator[Hit]:
         yield Hit(subject.where("container.image"), message, verdict.todo or "ask the site for the driver's version")
 
 
-@rule(
-    "site-bind",
-    "warning",
-    reason="The container does not start on a node that lacks the source of a bind.",
-    source="docs/sites.md",
-    fix="check that the compute nodes have it",
-)
+@rule
 def site_bind(subject: Subject) -> Iterator[Hit]:
     for bind in subject.prepared.plan.container.binds:
         if bind.by_site and not os.path.exists(bind.source):
@@ -55,13 +43,7 @@ def site_bind(subject: Subject) -> Iterator[Hit]:
             yield Hit(f"site {subject.prepared.plan.site.name}", message)
 
 
-@rule(
-    "accelerate-layout",
-    "warning",
-    reason="Nodes, ranks, addresses and GPUs come from the job, not from the config file of Accelerate.",
-    source="docs/frameworks.md",
-    fix="change resources.nodes or resources.ranks_per_node if the file is right; else remove it from the file",
-)
+@rule
 def accelerate_layout(subject: Subject) -> Iterator[Hit]:
     plan = subject.prepared.plan
     if keys := ignored(subject.prepared):
@@ -70,13 +52,7 @@ def accelerate_layout(subject: Subject) -> Iterator[Hit]:
         yield Hit(subject.where("launch.accelerate"), message)
 
 
-@rule(
-    "login-node",
-    "warning",
-    reason="The site `local` trains on this machine. Login nodes are shared, and often end long processes.",
-    source="docs/sites.md",
-    fix="choose your cluster's site, or --site generic",
-)
+@rule
 def login_node(subject: Subject) -> Iterator[Hit]:
     import shutil
 
@@ -85,13 +61,7 @@ def login_node(subject: Subject) -> Iterator[Hit]:
             yield Hit(subject.where("site"), "site local would train on this machine, which has sbatch")
 
 
-@rule(
-    "bind-hides",
-    "warning",
-    reason="A bind replaces what the image has at its destination: its programs and libraries disappear.",
-    source="https://apptainer.org/docs/user/main/bind_paths_and_mounts.html",
-    fix="bind it to another folder in the container, such as /data",
-)
+@rule
 def bind_hides(subject: Subject) -> Iterator[Hit]:
     for index, bind in enumerate(subject.prepared.resolved.job.container.binds):
         destination = os.path.normpath(bind.destination or bind.source)
@@ -100,13 +70,7 @@ def bind_hides(subject: Subject) -> Iterator[Hit]:
             yield Hit(where, f"the bind {bind.source} hides the image's own {destination}")
 
 
-@rule(
-    "local-folder",
-    "warning",
-    reason="Each node has its own /tmp and memory file systems: other nodes do not see what this machine has there.",
-    source="docs/job.md",
-    fix="use a shared file system, such as the project or scratch folder",
-)
+@rule
 def local_folder(subject: Subject) -> Iterator[Hit]:
     plan = subject.prepared.plan
     if not plan.queued:
@@ -120,14 +84,7 @@ def local_folder(subject: Subject) -> Iterator[Hit]:
             yield Hit(subject.where(key), f"{label} {path} is in a folder that differs on each node")
 
 
-@rule(
-    "space",
-    "warning",
-    reason="If the disk or a quota is full, saves fail, and the run keeps only its older checkpoints. Quotas are those "
-    "that `lfs quota`, `mmlsquota` or `quota` shows.",
-    source="docs/recovery.md",
-    fix="free some space, or use another folder: --set paths.runs=FOLDER",
-)
+@rule
 def space(subject: Subject) -> Iterator[Hit]:
     root = Path(subject.prepared.plan.runs_root)
     there = next((each for each in (root, *root.parents) if each.exists()), None)
@@ -149,14 +106,7 @@ def space(subject: Subject) -> Iterator[Hit]:
             )
 
 
-@rule(
-    "shared-cache",
-    "warning",
-    reason="Ranks of several nodes replace each other's compiled files while they are in use "
-    "(pytorch#173679, triton#2688).",
-    source="https://github.com/triton-lang/triton/issues/2688",
-    fix="remove the variable: slurmddp puts compilers' caches on each node's own disk",
-)
+@rule
 def shared_cache(subject: Subject) -> Iterator[Hit]:
     if subject.prepared.plan.nodes.max < 2:
         return

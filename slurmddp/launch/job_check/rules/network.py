@@ -1,4 +1,4 @@
-"""Variables that slow NCCL down or switch the fast network off, wherever they come from."""
+"""Variables that slow NCCL down or switch the fast network off, wherever they come from; hosts of alerts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from slurmddp.launch.job_check.rule import Hit, Subject, rule
 
-_NCCL = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
-_TORCH = "https://docs.pytorch.org/docs/stable/torch_cuda_environment_variables.html"
 _OFF = re.compile(r"(?:1|y|yes|t|true|on)", re.IGNORECASE)
 
 
@@ -48,14 +46,7 @@ def _many(subject: Subject) -> bool:
     return subject.prepared.plan.nodes.max > 1
 
 
-@rule(
-    "slow-network",
-    "warning",
-    reason="Without InfiniBand, peer-to-peer or shared memory, NCCL uses TCP or copies through the host: many times "
-    "slower, and without a message.",
-    source=_NCCL,
-    fix="remove the variable: it is meant for debugging. If this network really needs it, set it in the site's profile",
-)
+@rule
 def slow_network(subject: Subject) -> Iterator[Hit]:
     plan = subject.prepared.plan
     if not plan.layout.gpus_per_node:
@@ -69,13 +60,7 @@ def slow_network(subject: Subject) -> Iterator[Hit]:
             yield Hit(where, f"{name}={value} switches a fast path of NCCL off")
 
 
-@rule(
-    "wrong-interface",
-    "error",
-    reason="Ranks of other nodes cannot reach the loopback interface, nor a bridge of this node's containers.",
-    source=_NCCL,
-    fix="set it to the interface of the cluster's network, or remove it: each node then finds its own",
-)
+@rule
 def wrong_interface(subject: Subject) -> Iterator[Hit]:
     if not _many(subject):
         return
@@ -88,13 +73,7 @@ def wrong_interface(subject: Subject) -> Iterator[Hit]:
             yield Hit(where, f"{name} is {value}: {interfaces[0].lstrip('=')} does not reach other nodes")
 
 
-@rule(
-    "debug-variable",
-    "warning",
-    reason="These variables make training slow, or let a failed collective hang instead of ending the rank.",
-    source=_TORCH,
-    fix="remove it for production; `--debug` sets all that helps to find a fault",
-)
+@rule
 def debug_variable(subject: Subject) -> Iterator[Hit]:
     slow = {
         "CUDA_LAUNCH_BLOCKING": ("1", "makes every kernel wait for the one before"),
@@ -107,3 +86,21 @@ def debug_variable(subject: Subject) -> Iterator[Hit]:
         slow_value, effect = slow.get(name, (None, ""))
         if slow_value is not None and value.upper() == slow_value:
             yield Hit(where, f"{name}={value} {effect}")
+
+
+@rule
+def alert_address(subject: Subject) -> Iterator[Hit]:
+    import socket
+    from urllib.parse import urlsplit
+
+    plan = subject.prepared.plan
+    for index, target in enumerate(plan.alerts.targets if plan.alerts else ()):
+        url = subject.environment.get(target.url_env or "")
+        host = urlsplit(url).hostname if url else None
+        if host is None or (plan.alerts and plan.alerts.leave == "proxy"):
+            continue  # `submit` tells where the address is missing
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError as error:
+            message = f"the host of alert target {target.name} does not resolve on this machine: {error.strerror}"
+            yield Hit(subject.where(f"alerts.{index}"), message)
