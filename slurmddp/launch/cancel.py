@@ -49,7 +49,7 @@ def cancel_run(folder: OwnRun, *, now: bool) -> Cancelled:
     try:
         # The newest first: of a chain it waits for the one before, and would begin when that one ends.
         for job_id in reversed(facts.job_ids):
-            if (each := _end(folder, facts, job_id, now)) != "over":
+            if (each := _end(folder, job_id, now, begun=_began(facts, job_id))) != "over":
                 done.append((job_id, each))
     finally:
         if done:  # of a run that had ended, it would make a failure look cancelled
@@ -67,10 +67,7 @@ def wait_until_over(look: Callable[[], RunState]) -> RunState:
 def _cancel_inside(folder: OwnRun, facts: Evidence, now: bool) -> Cancelled:
     """Cancel a run inside an allocation that is not its own: only the stop file may be used."""
     if now:
-        raise UserError(
-            f"run {folder.id} runs inside job {facts.job_id}, so --now cannot cancel it",
-            todo="press Ctrl-C twice in its terminal, or remove --now to save a checkpoint and exit",
-        )
+        raise _not_alone(folder, facts.job_id)
     if facts.ended:
         return Cancelled(f"Run {folder.id} was already over.", ())
     folder.record(CancelRequested(now=False), str(facts.job_id))
@@ -79,23 +76,27 @@ def _cancel_inside(folder: OwnRun, facts: Evidence, now: bool) -> Cancelled:
     return Cancelled(text, ((facts.job_id, "asked"),) if facts.job_id else ())
 
 
-def _end(folder: OwnRun, facts: Evidence, job_id: JobId, now: bool) -> Done:
+def _not_alone(folder: OwnRun, job_id: JobId | None) -> UserError:
+    return UserError(
+        f"run {folder.id} runs inside job {job_id}, so --now cannot cancel it",
+        todo="press Ctrl-C twice in its terminal, or remove --now to save a checkpoint and exit",
+    )
+
+
+def _end(folder: OwnRun, job_id: JobId, now: bool, *, begun: bool) -> Done:
     scheduler = scheduler_for(job_id)
     view = scheduler.job(job_id)
-    if now:
-        try:
-            if view is not None and not view.state.over:
-                ask_to_stop(folder)  # job.sh and the guard see it while they are ended, and requeue nothing
-        finally:  # a full disk must not keep the job alive
-            was_there = scheduler.cancel(job_id)
-        return "cancelled" if was_there else "over"
-    if view is not None and view.state is JobState.RUNNING and _began(facts, job_id):
+    if view is not None and view.state is JobState.RUNNING and begun and not now:
         ask_to_stop(folder)
         return "asked"
-    if view is None:
+    if view is None and not now:
         return "over"
-    # Nothing of it runs that could save anything.
-    return "cancelled" if scheduler.cancel(job_id) else "over"
+    try:
+        if view is not None and not view.state.over and (now or begun):
+            ask_to_stop(folder)  # job.sh and the guard see it while they are ended, and requeue nothing
+    finally:  # a full disk must not keep the job alive
+        was_there = scheduler.cancel(job_id)
+    return "cancelled" if was_there else "over"
 
 
 def _began(facts: Evidence, job_id: JobId) -> bool:
@@ -144,34 +145,18 @@ def cancel_other_version(folder: OwnRun, *, now: bool) -> Cancelled:
     """
     job_id, inside = _job(folder)
     if inside and now:
-        raise UserError(
-            f"run {folder.id} runs inside job {job_id}, so --now cannot cancel it",
-            todo="press Ctrl-C twice in its terminal, or remove --now to save a checkpoint and exit",
-        )
+        raise _not_alone(folder, job_id)
+    done = _end(folder, job_id, now, begun=True)
     lines = [f"Run {folder.id} was {manifest.other_version(folder)}."]
-    done: Done = "cancelled"
-    scheduler = scheduler_for(job_id)
-    view = scheduler.job(job_id)
-    runs = view is not None and view.state is JobState.RUNNING
-    if view is None or view.state.over:
-        lines.append(f"Job {job_id} was already over.")
-        done = "over"
-    elif runs and not now:
-        ask_to_stop(folder)
-        done = "asked"
+    if done == "asked":
         which = f"Run {folder.id} inside job {job_id}" if inside else f"Job {job_id}"
         lines.append(
             f"{which} was asked to save and exit (stop file). Unknown: whether its script has begun to look at that "
             "file, and how long it may take."
         )
-        if not inside:
-            lines.append(f"To stop without saving: slurmddp cancel {folder.id} --now")
+        lines += [] if inside else [f"To stop without saving: slurmddp cancel {folder.id} --now"]
     else:
-        try:
-            ask_to_stop(folder)  # its job.sh sees it while it is ended, and requeues nothing
-        finally:  # a full disk must not keep the job alive
-            scheduler.cancel(job_id)
-        lines.append(f"Cancelled job {job_id}.")
+        lines.append(f"Cancelled job {job_id}." if done == "cancelled" else f"Job {job_id} was already over.")
     if not inside and not job_id.is_local:
         lines.append("Unknown: whether the run has further jobs. To look: squeue --me")
     return Cancelled("\n".join(lines), ((job_id, done),) if done != "over" else ())

@@ -129,7 +129,7 @@ def test_what_cannot_save_ends_at_once(
     done = cli("cancel", str(place.run.path), *options)
     assert done.out == "Cancelled job 7. It will not be requeued.\n"
     assert place.calls == ["scancel --verbose 7"]
-    assert place.run.stop.exists() == bool(options), "what job.sh and the guard see while they are ended"
+    assert place.run.stop.exists() == (began or bool(options)), "what job.sh and the guard see while they are ended"
     assert place.events("cancel_requested")
 
 
