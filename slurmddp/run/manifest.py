@@ -15,6 +15,7 @@ from slurmddp.errors import UserError
 from slurmddp.records import metrics
 from slurmddp.run import git
 from slurmddp.run.create import write_file
+from slurmddp.run.gate import owner_name
 from slurmddp.run.layout import RunFolder
 from slurmddp.run.version import version
 from slurmddp.shared import schemas
@@ -24,11 +25,6 @@ SCHEMA = 1
 #: Versions of the run folder's other files that programs read.
 SCHEMAS = {"job.json": schemas.JOB, "events.jsonl": schemas.EVENTS, "metrics.jsonl": metrics.VERSION}
 _HASH_BELOW = 2**30  # bytes: below a GiB a hash takes a second or two, a large image would take a minute
-_CHUNK = 2**22
-# Apptainer's header (github.com/apptainer/sif, pkg/sif/sif.go, type header): launch string 32 bytes, magic
-# 10, version 3, architecture 3, then the image's id, a UUID of 16 bytes.
-_SIF_MAGIC = slice(32, 42)
-_SIF_ID = slice(48, 64)
 
 
 def build(
@@ -58,7 +54,7 @@ def build(
         "slurmddp": version(),
         "python": platform.python_version(),
         "host": platform.node(),
-        "user": _user(),
+        "user": owner_name(os.getuid()),
         "command": list(command),
         "directory": _directory(),
         "git": git_facts(project) if project else None,
@@ -155,6 +151,9 @@ def image_facts(image: Path) -> dict[str, Any]:
     kind is sif, folder (a sandbox) or file; mtime is in seconds since 1970; sha256 comes from IMAGE.lock.json
     beside it where that was written for just this file, else it is computed for files below 1 GiB.
     """
+    from slurmddp.images.base import sif_id  # here: only submissions need them
+    from slurmddp.images.provenance import read_lock, sha256
+
     facts: dict[str, Any] = {"path": str(image), "kind": None, "bytes": None, "mtime": None}
     facts |= {"sif_id": None, "sha256": None}
     try:
@@ -165,7 +164,8 @@ def image_facts(image: Path) -> dict[str, Any]:
         facts["sif_id"] = sif_id(image)
         if facts["sif_id"]:
             facts["kind"] = "sif"
-        facts["sha256"] = _locked_hash(image)
+        # Of another file's lock, nothing is known: the hash is then computed, or null
+        facts["sha256"] = (read_lock(image) or {}).get("sha256")
         if facts["sha256"] is None and found.st_size < _HASH_BELOW:
             facts["sha256"] = sha256(image)
     except OSError as error:
@@ -173,45 +173,6 @@ def image_facts(image: Path) -> dict[str, Any]:
     if facts["sha256"] is None:
         facts["note"] = "not hashed: 1 GiB or more, and no matching lock file next to it"
     return facts
-
-
-def sif_id(image: Path) -> str | None:
-    """Return the id in a SIF file's header, as a UUID; None for another kind of file. Raises OSError."""
-    import uuid  # here: 5 ms that only submissions need
-
-    with image.open("rb") as file:
-        header = file.read(_SIF_ID.stop)
-    if len(header) < _SIF_ID.stop or header[_SIF_MAGIC] != b"SIF_MAGIC\0":
-        return None
-    return str(uuid.UUID(bytes=header[_SIF_ID]))
-
-
-def sha256(path: Path) -> str:
-    import hashlib  # here: only submissions need it
-
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _locked_hash(image: Path) -> str | None:
-    """The hash in IMAGE.lock.json; None if there is none of just this file: it is then computed, or null."""
-    from slurmddp.images.provenance import read_lock  # here: only submissions need it
-
-    found = (read_lock(image) or {}).get("sha256")
-    return found if isinstance(found, str) else None
-
-
-def _user() -> str:
-    """The login name; the number where the system has no name for it (containers, LDAP that is away)."""
-    import pwd  # here: not on every platform that renders
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
 
 
 def _directory() -> str | None:

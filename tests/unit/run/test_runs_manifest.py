@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.errors import UserError
+from slurmddp.images.provenance import sha256
 from slurmddp.run import manifest
 from slurmddp.run.layout import RunFolder
 from slurmddp.run.version import version
@@ -120,7 +121,7 @@ def test_sif(tmp_path: Path) -> None:
     image = sif(tmp_path / "a.sif", image_id)
     facts = manifest.image_facts(image)
     assert (facts["kind"], facts["sif_id"], facts["bytes"]) == ("sif", str(image_id), 5064)
-    assert facts["sha256"] == manifest.sha256(image)
+    assert facts["sha256"] == sha256(image)
     assert facts["mtime"] == image.stat().st_mtime
     assert "note" not in facts
 
@@ -133,9 +134,9 @@ def test_hash_from_the_lock(tmp_path: Path) -> None:
     assert manifest.image_facts(image)["sha256"] == "locked"
     for change in ({"bytes": 1}, {"mtime": 1.0}, {"mtime": None}):
         lock_file.write_text(json.dumps({**lock, **change}))
-        assert manifest.image_facts(image)["sha256"] == manifest.sha256(image)
+        assert manifest.image_facts(image)["sha256"] == sha256(image)
     lock_file.write_text("{")
-    assert manifest.image_facts(image)["sha256"] == manifest.sha256(image)
+    assert manifest.image_facts(image)["sha256"] == sha256(image)
 
 
 def test_large_images_are_not_hashed(tmp_path: Path) -> None:
