@@ -9,15 +9,12 @@ from __future__ import annotations
 import atexit
 import base64
 import binascii
-import contextlib
 import json
 import os
 import re
-import selectors
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +26,6 @@ from slurmddp.errors import UserError
 from slurmddp.images.registry.reference import DOCKER_HUB, canonical_registry, is_registry
 
 PATIENCE = 10.0
-LARGEST = 1 << 16
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -46,7 +42,7 @@ class HelperAnswer(NamedTuple):
 
 
 def ask_helper(name: str, server: str) -> HelperAnswer:
-    """Run `docker-credential-NAME get`, for at most PATIENCE seconds and LARGEST bytes. Raises HelperError."""
+    """Run `docker-credential-NAME get`, for at most PATIENCE seconds. Raises HelperError."""
     path = shutil.which(f"docker-credential-{name}") if _NAME.fullmatch(name) else None
     if path is None or not os.path.isabs(path):  # A relative PATH would run a program of the working directory
         raise HelperError("which is not in PATH")
@@ -70,36 +66,14 @@ def ask_helper(name: str, server: str) -> HelperAnswer:
 
 def _run(path: str, server: str) -> tuple[int, bytes]:
     """Return exit code and output. Raises OSError and HelperError."""
-    deadline = time.monotonic() + PATIENCE
-    output = bytearray()
     # Its own session, so that the processes that it starts can be ended with it
-    with (
-        subprocess.Popen(
-            [path, "get"],
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        ) as child,
-        selectors.DefaultSelector() as waiting,
-    ):
-        assert child.stdin and child.stdout
+    with subprocess.Popen(
+        [path, "get"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as child:
         end = partial(os.killpg, child.pid, signal.SIGKILL)
         atexit.register(end)  # Ctrl-C ends the main thread, and then this one where it is
         try:
-            with contextlib.suppress(BrokenPipeError):  # A helper may answer without reading
-                child.stdin.write(server.encode())
-            child.stdin.close()
-            waiting.register(child.stdout, selectors.EVENT_READ)
-            while (left := deadline - time.monotonic()) > 0 and waiting.select(left):
-                piece = os.read(child.stdout.fileno(), LARGEST)
-                output += piece
-                if len(output) > LARGEST:
-                    raise HelperError(f"which printed more than {LARGEST >> 10} KiB")
-                if not piece:
-                    return child.wait(max(0.0, deadline - time.monotonic())), bytes(output)
-            raise subprocess.TimeoutExpired(path, PATIENCE)
+            output, _ = child.communicate(server.encode(), PATIENCE)
         except BaseException as error:
             end()
             if isinstance(error, subprocess.TimeoutExpired):
@@ -107,6 +81,7 @@ def _run(path: str, server: str) -> tuple[int, bytes]:
             raise
         finally:
             atexit.unregister(end)
+    return child.returncode, output
 
 
 NVIDIA = "nvcr.io"

@@ -110,7 +110,6 @@ def test_a_password_in_the_file_goes_before_the_helper(home: Path, program: Help
         ("""echo '{"Username": "ann", "Secret": ["S3CRET"]}'""", "which gave an invalid answer"),
         (told(Username=""), "which gave an invalid answer"),
         (told(Username="<token>"), "which has a token, but slurmddp supports only user name and password"),
-        ("head -c 99M /dev/zero | tr '\\0' S", "which printed more than 64 KiB"),
     ],
 )
 def test_an_answer_that_cannot_be_used(home: Path, program: Helper, line: str, remark: str) -> None:
