@@ -24,16 +24,6 @@ _TRIES = 100
 #: Bits of a mode: group and others may write.
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _TODO = "choose another runs folder: --set paths.runs=FOLDER"
-_WHY = {
-    errno.EACCES: "permission denied",
-    errno.EPERM: "permission denied",
-    errno.EROFS: "the file system is mounted read-only",
-    errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "your disk quota is exceeded",
-    errno.ENOTDIR: "a part of this path is a file, not a folder",
-    errno.EEXIST: "a file with this name exists",
-    errno.ENAMETOOLONG: "the name is too long for the file system",
-}
 
 
 def new_id(name: str, now: datetime | None = None) -> str:
@@ -214,9 +204,8 @@ def write_key(path: Path) -> None:
 
 def folder_error(error: OSError, path: Path) -> UserError:
     """Return the user's message for an error of the file system at a run folder."""
-    why = _WHY.get(error.errno or 0, error.strerror or str(error))
     where = os.fsdecode(error.filename) if error.filename else str(path)
-    return UserError(f"the run folder cannot be written: {where}: {why}", todo=_TODO)
+    return UserError(f"the run folder cannot be written: {where}: {error.strerror or error}", todo=_TODO)
 
 
 def _reserve(root: Path, name: str, now: datetime | None) -> tuple[RunFolder, RunFolder]:

@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.context.staging import Item
+from slurmddp.images.provenance import sha256
 from slurmddp.images.registry.failures import outside, within
 from slurmddp.images.registry.settings import RegistrySettings
 from slurmddp.images.registry.transport import Transport
@@ -97,8 +98,4 @@ def _fetch(url: str, file: Path, settings: RegistrySettings) -> str:
     modified = email.utils.parsedate_tz(answer.headers.get("Last-Modified", ""))
     time = email.utils.mktime_tz(modified) if modified else 0
     os.utime(file, (time, time))
-    digest = hashlib.sha256()
-    with file.open("rb") as source:
-        while piece := source.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
+    return sha256(file)
