@@ -10,12 +10,12 @@ import json
 import os
 import re
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from slurmddp.job.plan.model import Plan
+from slurmddp.program.source import CannotReadError, parse
 from slurmddp.run.survey import Survey, shown
 
 #: What makes a script or the ranks look elsewhere: then nothing is known.
@@ -60,12 +60,8 @@ def _variables(plan: Plan) -> set[str]:
 def _imports(path: Path) -> tuple[list[str], str]:
     """Return the first names of the modules that a script imports, and its text; empty if it cannot be read."""
     try:
-        with path.open("rb") as file:
-            data = file.read(_BYTES)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the user's own strings; Python says them where the script runs
-            tree = ast.parse(data)
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        tree, lines, _ = parse(str(path))
+    except CannotReadError:
         return [], ""
     names: list[str] = []
     for node in ast.walk(tree):
@@ -73,7 +69,7 @@ def _imports(path: Path) -> tuple[list[str], str]:
             names += [each.name for each in node.names]
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
             names.append(node.module)
-    return list(dict.fromkeys(name.split(".")[0] for name in names)), data.decode("utf-8", errors="replace")
+    return list(dict.fromkeys(name.split(".")[0] for name in names)), "\n".join(lines)
 
 
 def _there(folder: Path, name: str) -> bool:

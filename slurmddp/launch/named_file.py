@@ -7,13 +7,13 @@ import difflib
 import os
 import re
 import shlex
-import warnings
 from pathlib import Path
 from typing import NamedTuple
 
 from slurmddp.errors import UserError
 from slurmddp.job.document import is_null
 from slurmddp.job.plan.model import BASH_SUFFIX
+from slurmddp.program.source import CannotReadError, parse
 
 JOB_SUFFIXES = (".yaml", ".yml")
 _PROGRAMS = (".py", BASH_SUFFIX)
@@ -92,10 +92,8 @@ def of_package(script: Path) -> OfPackage | None:
     Only imports that always run count: not those of a function, or below `if` or `try`.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the user's own strings; Python says them where the script runs
-            body = ast.parse(script.read_bytes()).body
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        body = parse(str(script))[0].body
+    except CannotReadError:
         return None  # whatever is wrong with it, Python will say
     relative = [node for node in body if isinstance(node, ast.ImportFrom) and node.level]
     if not relative:

@@ -16,8 +16,8 @@ from slurmddp.visible import one_line
 
 _SCRIPT_BYTES = 512 * 1024
 _SHOWN = 3
-#: A relative path in quotes, with a folder or a suffix: what a script calls its data.
-QUOTED = re.compile(r"""["']((?:\./)?[\w-][\w.-]*(?:/[\w.-]+)*/?)["']""")
+#: A relative path in quotes: what a script calls its data. In a bash script, any word may be one.
+_QUOTED = re.compile(r"""["']((?:\./)?[\w-][\w.-]*(?:/[\w.-]+)*/?)["']""")
 _WORD = re.compile(r"""(?<![^\s"'=])((?:\./)?[\w-][\w.-]*(?:/[\w.-]+)*/?)(?![^\s"';])""")
 
 
@@ -72,15 +72,18 @@ def relative_paths(plan: Plan) -> list[str]:
 def _named(plan: Plan) -> Iterator[str]:
     for word in plan.program.args:
         yield word.rpartition("=")[2] if word.startswith("-") else word
-    if not plan.program.script:
-        return
+    if plan.program.script:  # one that cannot be read is refused by the check of the program
+        yield from named_paths(Path(plan.program.source), _WORD if plan.program.bash else _QUOTED)
+
+
+def named_paths(script: Path, pattern: re.Pattern[str] = _QUOTED) -> list[str]:
+    """Return the relative paths with a folder or a suffix that a script's text names; none if it cannot be read."""
     try:
-        with Path(plan.program.source).open(encoding="utf-8", errors="replace") as file:
-            text = file.read(_SCRIPT_BYTES)
+        with script.open(encoding="utf-8", errors="replace") as file:
+            names = pattern.findall(file.read(_SCRIPT_BYTES))
     except OSError:
-        return  # the check of the program says so
-    names = (_WORD if plan.program.bash else QUOTED).findall(text)
-    yield from (name for name in names if "/" in name or "." in name)
+        return []
+    return [name for name in names if "/" in name or "." in name]
 
 
 def _is_here(plan: Plan, name: str) -> bool:

@@ -12,7 +12,7 @@ from slurmddp.job.plan.model import Plan
 from slurmddp.launch import accelerate
 from slurmddp.launch.imports import imported_elsewhere
 from slurmddp.launch.prepare import Prepared
-from slurmddp.launch.workdir import QUOTED
+from slurmddp.launch.workdir import named_paths
 from slurmddp.render.documents import job_json, job_yaml, site_yaml
 from slurmddp.render.scripts import alert_files, job_script, node_script
 from slurmddp.run.create import make_folder, write_file, write_key
@@ -60,20 +60,11 @@ def survey_project(plan: Plan, *exclude: Path) -> Survey | None:
     return surveyed
 
 
-_SCRIPT_BYTES = 512 * 1024
-
-
 def _absent(surveyed: Survey, script: str, no_code: Iterable[Path]) -> Iterator[str]:
     """Return a warning for files that the script's text names, that lie in the project, and that are not copied."""
-    try:
-        with (surveyed.root / script).open(encoding="utf-8", errors="replace") as file:
-            text = file.read(_SCRIPT_BYTES)
-    except OSError:
-        return  # the copy says so
     copied = {str(parent) for item in surveyed.items for parent in (Path(item.relative), *Path(item.relative).parents)}
     skipped = {os.path.realpath(path) for path in no_code}
-    names = {os.path.normpath(name): None for name in QUOTED.findall(text) if "/" in name or "." in name}
-    for name in names:
+    for name in dict.fromkeys(map(os.path.normpath, named_paths(surveyed.root / script))):
         path = surveyed.root / name
         if (
             name in copied
