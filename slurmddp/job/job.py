@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from slurmddp.container import Runtime, runtime_named
 from slurmddp.job.alerts import Target
@@ -49,6 +49,9 @@ def without_reserved(variables: dict[str, str]) -> dict[str, str]:
         if name in RESERVED or name.startswith("SLURMDDP_"):
             raise ValueError(f"sets {name}, which is reserved: torchrun, bash or slurmddp sets it on every rank")
     return variables
+
+
+Variables = Annotated[EnvMap, AfterValidator(without_reserved)]
 
 
 def _ranks(value: Any) -> Any:
@@ -193,16 +196,11 @@ class Network(Model):
     good enough where the site has a faster network."""
 
     interface: Interface | None = None
-    variables: EnvMap = {}
+    variables: Variables = {}
     debug: bool = False
     measure: bool | None = None
     min_bandwidth: Annotated[float, Field(gt=0, le=100_000)] | None = None
     allow_socket: bool = False
-
-    @field_validator("variables")
-    @classmethod
-    def _ours(cls, value: dict[str, str]) -> dict[str, str]:
-        return without_reserved(value)
 
 
 def _preflight(value: Any) -> Any:
@@ -322,7 +320,7 @@ class Job(Model):
     site: Line
     resources: Resources = Resources.model_construct()
     container: Container = Container.model_construct()
-    environment: EnvMap = {}
+    environment: Variables = {}
     environment_from: Annotated[tuple[EnvName, ...], Adds()] = ()
     not_secret: Annotated[tuple[Line, ...], Adds()] = ()
     setup: Annotated[tuple[Line, ...], Adds()] = ()
@@ -337,11 +335,6 @@ class Job(Model):
     paths: Paths = Paths.model_construct()
     snapshot: bool = True
     snapshot_limit: Mebibytes = 50
-
-    @field_validator("environment")
-    @classmethod
-    def _ours(cls, value: dict[str, str]) -> dict[str, str]:
-        return without_reserved(value)
 
     @field_validator("environment_from")
     @classmethod
