@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,12 +20,15 @@ class Cause(NamedTuple):
 
 
 def explain(lines: Iterable[str]) -> Cause | None:
-    """The cause that the output of a failed build tells of; None where it says nothing that is known here."""
+    """Return the first cause of build.rules that the output of a failed build tells of; None if it tells of none."""
     text = "\n".join(lines)
-    for pattern, cause in _KNOWN:
-        match = re.search(pattern, text, re.MULTILINE)
-        if match:
-            return cause(match)
+    rules = Path(__file__).with_name("build.rules").read_text(encoding="utf-8")
+    for block in rules.strip().split("\n\n")[1:]:
+        name, pattern, *texts = block.splitlines()
+        if match := re.search(pattern, text, re.MULTILINE):
+            if texts:
+                return Cause(*(each.format(*filter(None, match.groups())) for each in texts))
+            return _conflict(match) if name == "pip-conflict" else _uv_conflict(match)
     return None
 
 
@@ -46,64 +49,6 @@ def _uv_conflict(match: re.Match[str]) -> Cause:
     # It begins with an arrow, or, in newer versions, with a word
     reason = " ".join(match["said"].split()).removeprefix("\u2570\u2500\u25b6 ").removeprefix("cause: ")
     return Cause(f"the packages conflict: {reason}", "use other versions, or a base with another torch")
-
-
-def _fixed(why: str, todo: str) -> Callable[[re.Match[str]], Cause]:
-    return lambda match: Cause(why.format(*(part for part in match.groups() if part is not None)), todo)
-
-
-_NETWORK = "build on a machine with internet (a login node), or set the site's proxy or package mirror"
-#: The first that fits counts: what ended a build is the most particular of what was said.
-_KNOWN: tuple[tuple[str, Callable[[re.Match[str]], Cause]], ...] = (
-    # "No" as C says it, "no" as Go does; a kernel that allows no more user namespaces says the same of them
-    (r"^(?!.*(?:user namespace|unshare)).*(?:[Nn]o space left on device|[Dd]isk quota exceeded)", _fixed(
-        "no disk space or quota left for the image, the cache or the temporary folder",
-        "set APPTAINER_TMPDIR and APPTAINER_CACHEDIR to folders with more space; `apptainer cache clean` "
-        "empties the cache")),
-    (r"[Ee]xec format error", _fixed(
-        "the base is for another CPU architecture than this machine",
-        "use a base for this architecture, or build on a machine of the base's architecture")),
-    (
-        r"The conflict is caused by:\n(?P<wants>(?: +[^\n]*\n)+?)"
-        r" +The user requested \(constraint\) (?P<pinned>[^\n]*)",
-        _conflict,
-    ),
-    (r"No solution found when resolving dependencies:?\n(?P<said>(?: +.*\n?){1,6})", _uv_conflict),
-    (r"NewConnectionError|[Tt]emporary failure (?:in name resolution|resolving)|Could not resolve host", _fixed(
-        "the build could not reach the internet", _NETWORK)),
-    (r"No matching distribution found for (\S+)", _fixed(
-        "no package {0} for the image's Python and architecture", "check its name and version")),
-    (r"E: Unable to locate package (\S+)|E: Version '[^']*' for '(\S+)' was not found", _fixed(
-        "the base's Debian or Ubuntu has no package {0}", "check its name; apt has only the packages of the "
-        "base's release")),
-    (r"slurmddp: (torch was .*|the base had .*)", _fixed(
-        "{0}", "your packages would replace torch: use versions that work with the base's torch")),
-    (r"slurmddp: (line \d+: RUN as .*)", _fixed(
-        "{0}", "move USER below this line, or remove it: Apptainer runs the image as the user who starts it anyway")),
-    (r"slurmddp: (line \d+: the image has no user .*)", _fixed("{0}", "RUN useradd before, or another USER")),
-    (r"slurmddp: (this image has no python3 on its PATH)", _fixed("{0}", "--apt python3, or another base")),
-    (r"Running testscript(?!(?:.|\n)*(?:Adding|Creating SIF))", _fixed(
-        "the image's own test failed",
-        "see its output below: it runs the recipe's `test` and imports torch")),
-    (r"^\++ as (\d+) (\S+) (?:.*\n)(?:(?!\++ : ).*\n)*?.*[Pp]ermission denied", _fixed(
-        "line {0}: RUN as {1} may not do this: a build without root gives all files of the base to root",
-        "before this line, as USER root, RUN chown what it changes; or move USER below it")),
-    (r"toomanyrequests|429 Too Many Requests", _fixed(
-        "the registry's download limit is reached", "log in (`apptainer registry login`), or try again later")),
-    (r"unauthorized|authentication required|403 \(?[Ff]orbidden|denied: ", _fixed(
-        "the registry denies access to the base",
-        "use `apptainer registry login`, or set APPTAINER_DOCKER_USERNAME and APPTAINER_DOCKER_PASSWORD")),
-    (r"manifest unknown|MANIFEST_UNKNOWN|name unknown|NAME_UNKNOWN", _fixed(
-        "the registry does not have this image (any more)", "check its name, tag and digest")),
-    (r"x509: (.*)|certificate verify failed", _fixed(
-        "this machine does not trust the registry's certificate", _NETWORK)),
-    (r"dial tcp: lookup \S+|no such host|connection refused|i/o timeout|network is unreachable", _fixed(
-        "the registry could not be reached", _NETWORK)),
-    (r"could not use fakeroot|no mapping entry|newuidmap.*not|user namespaces? (?:are|is) (?:not|disabled)"
-     r"|[Ff]ailed to create user namespace|unshare: unshare failed", _fixed(
-        "this machine does not allow users to build images",
-        "ask the administrators for ranges in /etc/subuid and /etc/subgid")),
-)  # fmt: skip
 
 
 _SHOWN_LINES = 20
