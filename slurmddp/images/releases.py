@@ -44,8 +44,8 @@ def reference(tag: str) -> str:
 
 def reported(tag: str, image: RegistryImage) -> Release:
     """The release as its registry describes it now."""
-    known = image.cuda_version, image.torch_version, image.cuda_driver_version, image.nccl_version
-    return Release(tag, *known, python=None, source="its registry")
+    known = image.versions
+    return Release(tag, known["cuda"], known["torch"], known["driver"], known["nccl"], None, source="its registry")
 
 
 def of_reference(name: str) -> Release | None:

@@ -116,7 +116,7 @@ def _resolve(repository: _Repository, architecture: str) -> RegistryImage:
     document, digest, index = repository.manifest(reference.selector, reference.digest, what)
     platform_digest = digest
     if index:
-        platform_digest = documents.choose(documents.platforms(document), architecture, image).digest
+        platform_digest = documents.choose(document, architecture, image)
         what = f"the {architecture} manifest of {image}"
         document, _, index = repository.manifest(platform_digest, platform_digest, what)
     if index:

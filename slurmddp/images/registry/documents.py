@@ -29,14 +29,6 @@ CONFIGURATIONS = (
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64el": "ppc64le"}
 
 
-class Platform(NamedTuple):
-    """One entry of an index: what its image is for, and its manifest's digest."""
-
-    architecture: str
-    os: str
-    digest: str
-
-
 class Manifest(NamedTuple):
     """The digest and bytes of an image's configuration, and the bytes of its layers."""
 
@@ -131,29 +123,26 @@ def is_index(document: Document, content_type: str, image: str) -> bool:
     return index
 
 
-def platforms(document: Document) -> list[Platform]:
-    """The images of an index; attestations, whose platform is unknown, are left out. Raises ExternalError."""
-    images = []
+def choose(document: Document, architecture: str, image: str) -> str:
+    """Return the digest of an index's image for Linux on this architecture. Attestations have no known platform.
+
+    Raises ExternalError, and UserError that names the platforms that there are.
+    """
+    found: dict[tuple[str, str], str] = {}
     for entry in document.items("manifests", dict):
         platform = entry.get("platform")
         platform = platform if isinstance(platform, dict) else {}
-        architecture, system = (
+        system, made_for = (
             text if isinstance(text, str) and text.isprintable() else ""
-            for text in (platform.get("architecture"), platform.get("os"))
+            for text in (platform.get("os"), platform.get("architecture"))
         )
         if not is_digest(entry.get("digest")):
             raise document.unreadable()
-        if architecture not in ("", "unknown"):
-            images.append(Platform(architecture, system or "linux", entry["digest"]))
-    return images
-
-
-def choose(found: Sequence[Platform], architecture: str, image: str) -> Platform:
-    """The one for Linux on this architecture. Raises UserError that names those that there are."""
-    for platform in found:
-        if platform.os == "linux" and platform.architecture == architecture:
-            return platform
-    raise other_architecture(image, architecture, [(platform.os, platform.architecture) for platform in found])
+        if made_for not in ("", "unknown"):
+            found.setdefault((system or "linux", made_for), entry["digest"])
+    if ("linux", architecture) not in found:
+        raise other_architecture(image, architecture, list(found))
+    return found["linux", architecture]
 
 
 def other_architecture(image: str, architecture: str, there: Sequence[tuple[str, str]]) -> UserError:

@@ -32,37 +32,24 @@ class RegistryImage:
     size: int = 0  # bytes of the layers as they are pulled (compressed)
 
     @property
-    def cuda_driver_version(self) -> str | None:
-        """The NVIDIA driver whose libraries the image bundles, such as 575.51.02."""
-        return self._variable("CUDA_DRIVER_VERSION")
+    def versions(self) -> dict[str, str | None]:
+        """Return what the image writes about itself: CUDA, the NVIDIA driver whose libraries it bundles, torch, NCCL.
 
-    @property
-    def cuda_version(self) -> str | None:
-        """Return the version as the image writes it: with two to four numbers."""
-        return self._variable("CUDA_VERSION")
-
-    @property
-    def torch_version(self) -> str | None:
-        """Return the version as the image writes it, with its local part (2.7.0a0+79aa17489c)."""
-        return self._variable("PYTORCH_BUILD_VERSION") or self._variable("PYTORCH_VERSION")
-
-    @property
-    def nccl_version(self) -> str | None:
-        """NCCL's own version, without the revision of its Debian package."""
-        version = self._variable("NCCL_VERSION")
-        match = _PACKAGE_REVISION.fullmatch(version) if version else None
-        return match.group(1) if match else version
+        CUDA's has two to four numbers, torch's its local part (2.7.0a0+79aa17489c).
+        """
+        nccl = self._variable("NCCL_VERSION")
+        match = _PACKAGE_REVISION.fullmatch(nccl) if nccl else None
+        return {
+            "cuda": self._variable("CUDA_VERSION"),
+            "driver": self._variable("CUDA_DRIVER_VERSION"),
+            "torch": self._variable("PYTORCH_BUILD_VERSION") or self._variable("PYTORCH_VERSION"),
+            "nccl": match.group(1) if match else nccl,
+        }
 
     def facts(self) -> dict[str, object]:
         """Return what a lock tells of a base."""
-        names = ("digest", "platform_digest", "architecture", "created")
-        fields = {
-            "reference": str(self.reference),
-            **{name: getattr(self, name) for name in names},
-            "layer_bytes": self.size,
-        }
-        versions = (self.cuda_version, self.cuda_driver_version, self.torch_version, self.nccl_version)
-        return {**fields, **dict(zip(("cuda", "driver", "torch", "nccl"), versions, strict=True))}
+        fields = {name: getattr(self, name) for name in ("digest", "platform_digest", "architecture", "created")}
+        return {"reference": str(self.reference), **fields, "layer_bytes": self.size, **self.versions}
 
     def _variable(self, name: str) -> str | None:
         return self.env.get(name, "").strip() or None

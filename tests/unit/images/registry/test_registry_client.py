@@ -71,7 +71,7 @@ def test_an_image_of_nvidia(registry: Registry, kind: Kind) -> None:
         created="2025-04-24T04:22:08Z",
         size=sum(len(one) for one in layers),
     )
-    versions = (image.cuda_driver_version, image.cuda_version, image.torch_version, image.nccl_version)
+    versions = tuple(image.versions[name] for name in ("driver", "cuda", "torch", "nccl"))
     assert versions == ("575.51.02", "12.9.0.036", "2.7.0a0+79aa174", "2.26.3")
     assert image.reference.repository == f"{registry.host}/nvidia/pytorch"
     again = resolve(f"{image.reference.repository}@{image.digest}", architecture="amd64")
@@ -84,14 +84,14 @@ def test_an_image_of_nvidia(registry: Registry, kind: Kind) -> None:
 )
 def test_the_revision_of_a_package_is_no_part_of_nccls_version(written: str, read: str) -> None:
     image = RegistryImage(parse_reference("a"), "", "", "amd64", "linux", {"NCCL_VERSION": written})
-    assert image.nccl_version == read
+    assert image.versions["nccl"] == read
 
 
 def test_an_image_that_says_nothing_of_itself(registry: Registry) -> None:
     registry.push("plain", "latest", {})
     image = resolve(registry.reference("plain"), architecture="amd64")
     assert (dict(image.env), image.entrypoint, image.created) == ({}, None, None)
-    versions = (image.cuda_driver_version, image.cuda_version, image.torch_version, image.nccl_version)
+    versions = tuple(image.versions[name] for name in ("driver", "cuda", "torch", "nccl"))
     assert versions == (None, None, None, None) and image.size == 0
 
 
@@ -194,7 +194,7 @@ def test_a_registry_with_a_token_service(tmp_path: Path, monkeypatch: pytest.Mon
             open_to_all.push(name, "1", TORCH)
     tokens = TokenService(tmp_path, {"ann": "S3CRET"}, frozenset({"lab/public"}))
     with tokens, Registry.started(tmp_path, token=tokens.configuration) as registry:
-        assert resolve(registry.reference("lab/public", "1"), architecture="amd64").cuda_version == "12.9.0.036"
+        assert resolve(registry.reference("lab/public", "1"), architecture="amd64").versions["cuda"] == "12.9.0.036"
         assert [request.headers.get("authorization") for request in tokens.requests] == [None]
         with pytest.raises(UserError, match=r"requires a login for .* \(status 401\)"):
             resolve(registry.reference("lab/own", "1"), architecture="amd64")
