@@ -269,7 +269,8 @@ class Examination:
         seen = _grouped(claims if best.cause.id in {hit.cause.id for hit in claims} else [*claims, best])
         root = replace(seen.pop(best.cause.id), first=best)
         sure, message = self._verdict(best, claims)
-        followed = [each for each in seen.values() if each.first.cause.order >= SYMPTOMS or self._later(each, best)]
+        firsts = ((each, each.first) for each in seen.values())
+        followed = [each for each, first in firsts if first.cause.order >= SYMPTOMS or first.place >= best.place]
         others = [each for each in seen.values() if each not in followed]
         return Diagnosis(root, sure, message, tuple(followed), tuple(others), tuple(notes), tuple(self.files))
 
@@ -358,9 +359,6 @@ class Examination:
         if hit.rank is None and hit.cause.id in _EXITS and self.structure.root_rank is not None:
             return hit._replace(rank=self.structure.root_rank, host=self.structure.root_host or hit.host)
         return hit
-
-    def _later(self, seen: Seen, root: Hit) -> bool:
-        return seen.first.place >= root.place
 
     def _verdict(self, best: Hit, claims: Iterable[Hit]) -> tuple[str, str]:
         """Return how sure the answer is, and what is known beyond the title."""

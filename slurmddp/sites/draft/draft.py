@@ -133,9 +133,9 @@ class _Draft:
                 self.partition_gpus(here, kinds)
                 threads = max(kind.node.threads_per_core for kind in kinds)
                 note = f"hardware threads, {threads} per core" if threads > 1 else ""
-                self.same((*here, "cpus_per_node"), {live.cpus(kind, row) for kind in kinds} - {0}, note)
+                self.same((*here, "cpus_per_node"), {live.cluster.cpus(kind.node, row) for kind in kinds} - {0}, note)
                 # 1 MiB is Slurm's default where nobody has written how much a node has.
-                memories = {live.memory(kind, row) for kind in kinds}
+                memories = {live.cluster.memory(kind.node, row) for kind in kinds}
                 self.same((*here, "mem_per_node"), {f"{each}M" for each in memories if each > 1})
             wall, told_by = live.max_time(row)
             if wall is not None:

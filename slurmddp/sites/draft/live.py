@@ -96,14 +96,6 @@ class Live(NamedTuple):
         select = self.config.get("SelectType")
         return select and ("gpus-per-node" if "cons_tres" in select else "gres")
 
-    def cpus(self, kind: NodeType, row: Mapping[str, str]) -> int:
-        """Return the CPUs that a job in the partition can have of a node."""
-        return self.cluster.cpus(kind.node, row)
-
-    def memory(self, kind: NodeType, row: Mapping[str, str]) -> int:
-        """Return the MiB that a job in the partition can have of a node."""
-        return self.cluster.memory(kind.node, row)
-
     def max_time(self, row: Mapping[str, str]) -> tuple[int | None, str]:
         """Return the partition's limit in seconds, or that of its QOS if it is lower, and the command that told it."""
         limits = [(limit_of(row.get("MaxTime")), PARTITION)]

@@ -123,7 +123,7 @@ class _Job:
 
 def _options(live: Live, kind: NodeType, partition: str, account: str | None, token: str) -> tuple[str, ...]:
     row, gpus = live.partitions[partition], kind.node.gpus
-    memory = live.memory(kind, row)
+    memory = live.cluster.memory(kind.node, row)
     request = None
     if len(gpus) == 1:
         ((name, count),) = gpus.items()
@@ -133,7 +133,7 @@ def _options(live: Live, kind: NodeType, partition: str, account: str | None, to
         f"--job-name=slurmddp-probe-{token}",
         "--nodes=1",
         "--ntasks=1",
-        f"--cpus-per-task={live.cpus(kind, row)}",
+        f"--cpus-per-task={live.cluster.cpus(kind.node, row)}",
         request,
         f"--mem={memory}M" if memory > 1 else None,
         f"--account={account}" if account else None,
