@@ -158,9 +158,7 @@ def decided(request: Request, rules: Callable[[], Rules]) -> Request:
 
 
 def decide(
-    request: Request,
-    rules: Rules | Callable[[], Rules],
-    unreachable: Callable[[ExternalError], None] | None = None,
+    request: Request, rules: Rules | Callable[[], Rules], unreachable: Callable[[ExternalError], None] | None = None
 ) -> Decision:
     """Return what is to be built, and where: all that can be refused before a builder is needed. Changes nothing.
 

@@ -91,11 +91,7 @@ def attach(
 
 
 def attach_command(
-    folder: OwnRun,
-    node: str | None,
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    *options: str,
+    folder: OwnRun, node: str | None, command: Sequence[str], environment: Mapping[str, str], *options: str
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return what attach returns. command: where it begins with -m, for the ranks' Python. options: of srun."""
     attempt = running_attempt(folder)

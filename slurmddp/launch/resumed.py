@@ -76,9 +76,7 @@ def find_resumed(text: str | None, environment: Mapping[str, str]) -> Resumed:
     saved = (path for run in runs for path in run.path.glob("checkpoints/[!.]*"))
     if not any(layout.step_of(path) is None or layout.is_complete(path) for path in saved):
         raise UserError(
-            f"run {folder.id} has no complete checkpoint yet",
-            where="--resume",
-            todo="submit its job without --resume",
+            f"run {folder.id} has no complete checkpoint yet", where="--resume", todo="submit its job without --resume"
         )
     return resumed_of(runs)
 

@@ -233,13 +233,7 @@ def _fill(
     return survey
 
 
-def record(
-    folder: OwnRun,
-    job_id: str,
-    scheduler: str,
-    command: Sequence[str],
-    warnings: list[str],
-) -> None:
+def record(folder: OwnRun, job_id: str, scheduler: str, command: Sequence[str], warnings: list[str]) -> None:
     """Write submission.json and the index. The job exists by now, so what cannot be written is a warning."""
     try:
         submission.write(folder, now(job_id, scheduler, command))

@@ -171,10 +171,7 @@ def cost_line(plan: Plan) -> str:
 
 #: Groups of a dimension, and ranks of a group, that are shown before "...".
 GROUPS_SHOWN = 4
-_MEANING = {
-    "FSDP": "all ranks together hold the model",
-    "HSDP": "the ranks of a shard group together hold the model",
-}
+_MEANING = {"FSDP": "all ranks together hold the model", "HSDP": "the ranks of a shard group together hold the model"}
 
 
 def parallel_lines(plan: Plan, wanted: Parallel) -> list[str]:

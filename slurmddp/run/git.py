@@ -136,12 +136,7 @@ def run(
     environment = {name: value for name, value in os.environ.items() if name not in _REDIRECTS} | _NO_TRANSPORTS
     try:
         done = subprocess.run(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=timeout,
-            check=False,
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False
         )
     except subprocess.TimeoutExpired as error:
         raise GitError(f"git took more than {timeout:g} s in {folder}", timed_out=True) from error

@@ -72,11 +72,7 @@ class Survey:
 
 
 def survey(
-    source: Path,
-    *,
-    limit: int = DEFAULT_LIMIT,
-    max_files: int = DEFAULT_FILES,
-    exclude: Sequence[Path] = (),
+    source: Path, *, limit: int = DEFAULT_LIMIT, max_files: int = DEFAULT_FILES, exclude: Sequence[Path] = ()
 ) -> Survey:
     """List what belongs to a project folder, or a single script.
 
@@ -99,9 +95,7 @@ def survey(
         walk.warn()
     else:
         raise UserError(
-            f"{source} is neither a folder nor a file",
-            where="train.project",
-            todo="set it to the folder of your code",
+            f"{source} is neither a folder nor a file", where="train.project", todo="set it to the folder of your code"
         )
     if project.size > limit:
         raise _too_large(project, limit, f"{human(project.size)} in {len(project.items)} files")

@@ -66,11 +66,7 @@ class Timeline:
 
 
 def timeline(
-    submitted: float | None,
-    events: Sequence[Event],
-    rows: Sequence[Metrics],
-    *,
-    now: float | None,
+    submitted: float | None, events: Sequence[Event], rows: Sequence[Metrics], *, now: float | None
 ) -> Timeline | None:
     """Put a run's records in order. Pure; None if neither a submission nor an attempt is known.
 

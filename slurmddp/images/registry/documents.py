@@ -12,18 +12,9 @@ from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.registry.failures import NO_REGISTRY, outside
 from slurmddp.images.registry.reference import is_digest
 
-INDEXES = (
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-)
-MANIFESTS = (
-    "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.docker.distribution.manifest.v2+json",
-)
-CONFIGURATIONS = (
-    "application/vnd.oci.image.config.v1+json",
-    "application/vnd.docker.container.image.v1+json",
-)
+INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
+MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
+CONFIGURATIONS = ("application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json")
 
 #: Names that machines have for themselves, in Go's words, which images use.
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64el": "ppc64le"}
