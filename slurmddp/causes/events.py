@@ -4,6 +4,7 @@ from typing import Optional, Sequence
 
 from slurmddp.causes.rules import killed_by, kind_of
 from slurmddp.records.cause import EXCEPTION, EXIT, HANG, SIGNAL, Cause
+from slurmddp.records.redact import redact
 from slurmddp.records.text import first_line
 
 #: Signals with which torchrun, Slurm and process groups end ranks after another failure.
@@ -13,7 +14,7 @@ _CLEANUP = ("SIGTERM", "SIGINT", "SIGABRT")
 def raised(rank: Optional[int], node: str, kind: str, message: str, time: Optional[float] = None) -> Cause:
     """Return what an uncaught exception says: its first line. The whole message tells whether it is a consequence."""
     whole = f"{kind}: {message.strip()}"
-    text = first_line(whole)
+    text = redact(first_line(whole))
     return Cause(text, rank, node, kind_of(whole, EXCEPTION), time)
 
 

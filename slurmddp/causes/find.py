@@ -8,6 +8,7 @@ from typing import BinaryIO, Callable, Dict, Iterator, List, Optional, Sequence
 
 from slurmddp.causes.rules import Rule, RuleSet, rules
 from slurmddp.records.cause import CONSEQUENCE, Cause
+from slurmddp.records.redact import redact
 from slurmddp.records.text import plain_line
 
 #: Bytes of a log's end that are read, of one log and of all together, with a least for each; of a line that are looked
@@ -138,7 +139,7 @@ class _Search:
 
     def _shown(self, rule: Rule, line: bytes, text: bytes) -> str:
         """Return the text of the cause; an empty one if the line lacks what the rule shows."""
-        shown = plain_line(text)
+        shown = redact(plain_line(text))
         for key in ("number", "signal"):
             if key in rule.patterns:
                 number = rule.number(key, line)

@@ -9,15 +9,7 @@ from typing import Any
 from slurmddp.errors import UserError
 from slurmddp.job.job import Job
 from slurmddp.job.resolve import Resolved
-
-_SECRET = re.compile(r"(?:.*_)?(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|SECRET_KEY|SECRET_ACCESS_KEY)")
-#: A token of a text, which language models are trained on, and units such as dollars per token.
-_OF_TEXT = re.compile(
-    r"(?:.*_)?(?:PAD|PADDING|EOS|BOS|EOT|UNK|MASK|SEP|CLS|STOP|START|BEGIN|END|FIRST|LAST|NEXT|NEW|PREV|SPECIAL|PER"
-    r"|IMAGE|IMG|VIDEO|AUDIO|SPEECH|VISION|TEXT|PROMPT|THINK|TOOL|DECODER_START)_TOKEN"
-)
-#: Values that nobody has to hide: flags, and nothing at all.
-_HARMLESS = frozenset(("", "true", "false", "yes", "no", "on", "off", "none", "null", "0", "1"))
+from slurmddp.records.redact import HARMLESS, REDACTED, hide_pairs, is_secret_name, normal_name, without_kinds
 
 #: `--name=value`, `name=value`, `+group.name=value` (Hydra): one whole word of a command line.
 _ASSIGNED = re.compile(r"[-+~]*([A-Za-z_][\w./:@-]*)=(.*)", re.DOTALL)
@@ -25,43 +17,25 @@ _ASSIGNED = re.compile(r"[-+~]*([A-Za-z_][\w./:@-]*)=(.*)", re.DOTALL)
 _MEMBER = re.compile(r"[\"']([A-Za-z_][\w.-]*)[\"']\s*:\s*[\"']([^\"']*)")
 #: NAME=value in a shell line or in --env=NAME=value. A value from a variable or a command is none that stands there.
 _IN_SHELL = re.compile(r"(?:^|[\s;&|,=])([A-Za-z_]\w*)=(?![\"']?[$`])[\"']?([^\s;&|,\"']*)")
-#: What is taken out of a recorded command line: whatever follows such a name, in any of these forms.
-_ANY_PAIR = re.compile(r"(?<![A-Za-z_])([A-Za-z_][\w-]{0,200})([\"']?\s{0,9}[=:]\s{0,9}[\"']?)([^\s,;&{}\[\]\"']+)")
-_USER_IN_URL = re.compile(r"(?<=://)[^/\s@]+(?=@)")
-
-REDACTED = "[redacted]"
 #: A value shorter than this stands in a text by chance.
 _LONG_ENOUGH = 8
-#: Pairs within the value of a pair; what is behind more of them is hidden.
-_DEEPEST = 20
-
-
-def is_secret_name(name: str) -> bool:
-    """Return whether a variable, an option or a key of this name holds a secret: HF_TOKEN, --api-key, apiKey."""
-    text = _normal(name)
-    return _SECRET.fullmatch(text) is not None and _OF_TEXT.fullmatch(text) is None
-
-
-def _normal(name: str) -> str:
-    text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip("-+~"))
-    return re.split(r"[./:@]", text)[-1].replace("-", "_").upper()
 
 
 def refuse_secrets(resolved: Resolved) -> None:
     """Raises one UserError that names all that looks like a secret; no value is shown."""
-    allowed = {_normal(name) for name in resolved.job.not_secret}
+    allowed = {normal_name(name) for name in resolved.job.not_secret}
     messages = [
         f"{resolved.location(*key)}: {name} looks like a secret, and its value would be written to the run folder\n"
         f"  -> {_advice(name)}"
         for key, name in _found(resolved.job)
-        if _normal(name) not in allowed
+        if normal_name(name) not in allowed
     ]
     if messages:
         raise UserError("\n".join(dict.fromkeys(messages)))
 
 
 def _advice(name: str) -> str:
-    variable = name if re.fullmatch(r"[A-Z_][A-Z0-9_]*", name) else _normal(name)
+    variable = name if re.fullmatch(r"[A-Z_][A-Z0-9_]*", name) else normal_name(name)
     read = "" if variable == name else f" and let the script read {variable} from its environment"
     return (
         f"export {variable}=... in your shell and set `environment_from: [{variable}]`{read}. "
@@ -87,7 +61,7 @@ def secrets_in_line(line: str) -> list[str]:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    return value.lower() not in _HARMLESS and is_secret_name(name)
+    return value.lower() not in HARMLESS and is_secret_name(name)
 
 
 def _in_words(words: Sequence[str]) -> Iterator[str]:
@@ -121,23 +95,13 @@ def redacted(words: Iterable[str], secrets: Iterable[str] = ()) -> list[str]:
     kept: list[str] = []
     behind = False  # whether the word before is an option that holds a secret
     for word in words:
-        text = REDACTED if behind and not word.startswith("-") and word.lower() not in _HARMLESS else word
+        text = REDACTED if behind and not word.startswith("-") and word.lower() not in HARMLESS else word
         for value in values:
             text = text.replace(value, REDACTED)
-        text = _hidden(_USER_IN_URL.sub(REDACTED, text), 0)
+        text = hide_pairs(without_kinds(text))
         behind = word.startswith("-") and "=" not in word and is_secret_name(word)
         kept.append(text)
     return kept
-
-
-def _hidden(text: str, depth: int) -> str:
-    def hide(match: re.Match[str]) -> str:
-        name, between, value = match.groups()
-        # A value may itself be a pair: --set=environment.NAME=VALUE.
-        secret = _is_secret(name, value) or depth == _DEEPEST
-        return name + between + (REDACTED if secret else _hidden(value, depth + 1))
-
-    return _ANY_PAIR.sub(hide, text)
 
 
 def refuse_values(secrets: Mapping[str, str], texts: Mapping[str, str]) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+
+from slurmddp.records.redact import KINDS, Kind
 
 #: Of each file: credentials stand near the beginning, and a project may have 20,000 files.
 _BYTES = 32 * 1024
@@ -53,92 +54,6 @@ _NO_NETRC = (
 CODE_SUFFIXES = (".py", ".pyx", ".sh", ".bash", ".sbatch", ".slurm", ".c", ".cc", ".cpp", ".cu", ".h", ".jl", ".lua")
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """Credentials of one kind.
-
-    hints: how `pattern` begins, in lower case: it is tried there only, which is quick; "" is the file's beginning.
-    pattern: its last group is the value. distinct: different characters that a random value has at least.
-    """
-
-    name: str
-    hints: tuple[bytes, ...]
-    pattern: re.Pattern[bytes]
-    distinct: int = 10
-
-
-def _kind(name: str, hints: str, pattern: str, distinct: int = 10, flags: int = re.MULTILINE) -> _Kind:
-    return _Kind(name, tuple(hint.encode() for hint in hints.split(" ")), re.compile(pattern.encode(), flags), distinct)
-
-
-_START, _END = r"(?<![A-Za-z0-9_+=.-])", r"(?![A-Za-z0-9_/+=-])"
-_LINE = r"(?<![^\n])"
-_KINDS = (
-    _kind(
-        "private key",
-        "-----begin",
-        r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----(?:\s|\\n|[A-Za-z-]+: [^\n]*\n)*"
-        r"((?:[A-Za-z0-9+/=]|\s|\\n){60,})",
-        20,
-    ),
-    _kind("PuTTY key", "", r"\APuTTY-User-Key-File-(\d)", 0),
-    _kind("age key", "age-secret-key-1", r"AGE-SECRET-KEY-1([A-Z0-9]{50,})"),
-    _kind("WireGuard key", "privatekey", r"PrivateKey\s*=\s*([A-Za-z0-9+/]{43}=)"),
-    _kind(
-        "registry login",
-        '"auths"',
-        r'"auths"\s*:\s*\{[^$]*?"(?:auth|identitytoken)"\s*:\s*"([A-Za-z0-9+/=._-]{12,})"',
-        8,
-    ),
-    _kind("Kubernetes login", "client-key-data", r"client-key-data\"?\s*:\s*\"?([A-Za-z0-9+/=]{16,})"),
-    _kind("Google login", "refresh_token", r'refresh_token"?\s*[:=]\s*"?(?=(?:[^\s"]*\d){3})([A-Za-z0-9/_.-]{20,})'),
-    _kind("Kaggle key", '"username"', r'"username"\s*:\s*"[^"]+"\s*,\s*"key"\s*:\s*"([0-9a-f]{32})"', 8),
-    _kind("API key", '"key"', r'"key"\s*:\s*"([0-9a-f]{32})"\s*,\s*"email"', 8),
-    _kind("GitHub token", "ghp_ gho_ ghu_ ghs_ ghr_", _START + r"gh[pousr]_([A-Za-z0-9]{36,})"),
-    _kind("GitHub token", "github_pat_", r"github_pat_(\w{40,})"),
-    _kind("GitLab token", "glpat-", _START + r"glpat-([\w-]{20,})"),
-    _kind("Hugging Face token", "hf_", _START + r"hf_([A-Za-z0-9]{30,})" + _END),
-    _kind("API key", "sk-", _START + r"sk-((?:[a-z]+[0-9]*-)*[A-Za-z0-9_-]{32,})", 14),
-    _kind("AWS key", "akia asia", r"(?<![A-Za-z0-9_/+=.-])A(?:KIA|SIA)([A-Z2-7]{16})" + _END, 8),
-    _kind("Slack token", "xox", r"xox[abeprs]-([0-9A-Za-z-]{20,})"),
-    _kind("webhook", "hooks.slack.com", r"hooks\.slack\.com/services/T\w+/B\w+/(\w{20,})"),
-    _kind("webhook", "discord", r"discord(?:app)?\.com/api/webhooks/\d+/([\w-]{50,})"),
-    _kind("wandb key", "wandb_v1_", r"wandb_v1_(\w{40,})"),
-    _kind("PyPI token", "pypi-ageichlwa", r"pypi-AgEIcHlwa([\w-]{40,})"),
-    _kind("npm token", "npm_", _START + r"npm_([A-Za-z0-9]{36})"),
-    _kind("Google key", "aiza", _START + r"AIza([\w-]{35})"),
-    _kind("NVIDIA key", "nvapi-", r"nvapi-([\w-]{40,})"),
-    _kind("Docker token", "dckr_pat_", r"dckr_pat_([\w-]{20,})"),
-    _kind("API key", "gsk_ dop_v1_ r8_ dapi", _START + r"(?:gsk_|dop_v1_|r8_|dapi)([A-Za-z0-9]{32,})"),
-    _kind("Azure key", "accountkey=", r"AccountKey=([A-Za-z0-9+/=]{60,})", flags=re.IGNORECASE),
-    _kind("conda token", "/t/", r"/t/[a-z]{2}-([0-9a-f-]{36})/", 8),
-    _kind("password in an address", "://", r"://[^/\s:@\"'<>]+:([^/\s:@\"'<>{}$()]{8,})@[\w.-]+", 7),
-    _kind("password of PostgreSQL", "", r"\A(?:#[^\n]*\n)*[\w.*-]+:(?:\d{4,5}|\*):[^:\s]+:[^:\s]+:([^:\s]+)\s*$", 4),
-    _kind("password", "<password>", r"<password>([^<{$\s]{6,})</password>", 5),
-    _kind(
-        "password",
-        "[pypi] [testpypi] [server-login] [client]",
-        r"\[[a-z-]+\][ \t]*\n(?:[^\[\n]*\n)*?password\s*[=:]\s*(\S{6,})",
-        5,
-    ),
-    _kind(
-        "login of rclone",
-        "type",
-        _LINE + r"type\s*=\s*\w+\n(?:[^\[\n]*\n)*?(?:pass|token|secret_access_key|client_secret)\s*=\s*(\S{16,}.*)",
-    ),
-    _kind("cookies", "", r"\A# (?:Netscape )?HTTP Cookie File((?:\n#.*|\n\s*)*\n[^\s#])", 0),
-    _kind("API key", "key:", _LINE + r"key:\s*((?:\d+:)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\s*$", 8),
-    # A name that says what it is, with a value as only machines make it, in quotes or up to the end of its line
-    _kind(
-        "secret",
-        "api_key api-key apikey token secret password passwd access_key accesskey",
-        r"(?:api[_-]?key|token|secret[_-]?key|secret|passw(?:or)?d|access[_-]?key)"
-        r"(?:[\"']\s*[:=]\s*[\"']?|\s*[:=]\s*[\"']?)(?=[^\s\"'0-9]*(?:\d[^\s\"'0-9]*){4})"
-        r"([A-Za-z0-9_+/=.~-]{20,})(?=[\"']|[ \t]*,?$)",
-        11,
-        re.MULTILINE | re.IGNORECASE,
-    ),
-)
 #: What a netrc file of any name begins with, behind comments (the format is that of ftp(1)).
 _NETRC = re.compile(rb"(?:\s|#[^\n]*\n)*(?:machine\s+\S+|default)\s+(?:(?:login|account)\s+\S+\s+){0,2}password\s")
 
@@ -169,34 +84,13 @@ def credentials_in(path: Path) -> str | None:
     if not path.name.lower().endswith(_NO_NETRC) and _NETRC.match(data):
         return "netrc"
     lower = data.lower()
-    for kind in _KINDS:
+    for kind in KINDS:
         if any(_holds(kind, hint, data, lower) for hint in kind.hints):
             return kind.name
     return None
 
 
-def without_credentials(text: str) -> str:
-    """Return a text without what looks like credentials: rather too little of it than one of them."""
-    data = text.encode("utf-8", "surrogateescape")
-    if _NETRC.match(data):
-        return "[redacted: netrc]\n"
-    for kind in _KINDS:
-        lower = data.lower()
-        if not any(hint in lower for hint in kind.hints):
-            continue
-        if kind.distinct == 0 and kind.pattern.search(data):
-            return f"[redacted: {kind.name}]\n"
-        data = kind.pattern.sub(_hidden, data)
-    return data.decode("utf-8", "surrogateescape")
-
-
-def _hidden(match: re.Match[bytes]) -> bytes:
-    group = match.lastindex or 0
-    start, end = match.start(group) - match.start(), match.end(group) - match.start()
-    return match[0][:start] + b"[redacted]" + match[0][end:]
-
-
-def _holds(kind: _Kind, hint: bytes, data: bytes, lower: bytes) -> bool:
+def _holds(kind: Kind, hint: bytes, data: bytes, lower: bytes) -> bool:
     at = lower.find(hint)
     while at >= 0:
         match = kind.pattern.match(data, at)

@@ -10,6 +10,7 @@ import re
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurmddp.records.alert import Alert, Message, is_header
+from slurmddp.records.redact import redact
 from slurmddp.records.text import UNSAFE
 
 #: Bytes at the end of a log that are looked at; of a longer log, the first are dropped: they may hold half a secret.
@@ -71,7 +72,7 @@ def last(text: str, size: int) -> str:
 def end_of_log(data: bytes, whole: bool, secrets: Sequence[str]) -> str:
     """Return the last lines of a log. data: its last LOG_BYTES; whole: they are all of it."""
     # Searched before anything is cut: a secret must be seen whole. What is dropped may be the rest of one.
-    text = _replaced(plain(data.decode("utf-8", "ignore")), secrets)
+    text = redact(_replaced(plain(data.decode("utf-8", "ignore")), secrets))
     text = text if whole else text[_DROPPED + max(map(len, secrets), default=0) :]
     lines = [line for line in text.split("\n") if line.strip()][-_LOG_LINES:]
     text = redacted("\n".join(_cut(line, 4096) for line in lines), secrets)
@@ -82,7 +83,7 @@ def safe(alert: Alert, secrets: Sequence[str]) -> Alert:
     """Return an alert whose texts may be shown, each in one line and not too long. Its log_tail is left as it is."""
 
     def line(text: str, size: int) -> str:
-        return first(redacted(re.sub("[\n\t]", " ", plain(text[:16384])), secrets), size)
+        return first(redact(redacted(re.sub("[\n\t]", " ", plain(text[:16384])), secrets)), size)
 
     return alert._replace(
         state=line(alert.state, 120), cause=line(alert.cause, 600), next=line(alert.next, 400),

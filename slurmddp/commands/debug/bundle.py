@@ -10,7 +10,7 @@ import re
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -25,9 +25,8 @@ from slurmddp.commands.run_options import LAST, Run
 from slurmddp.commands.terminal import Progress
 from slurmddp.container import SIF_PROGRAMS
 from slurmddp.errors import ExternalError, UserError
-from slurmddp.job.sensitive import REDACTED, is_secret_name, redacted
 from slurmddp.launch.find import find_any_version
-from slurmddp.run.credentials import without_credentials
+from slurmddp.records.redact import is_secret_name, redact
 from slurmddp.run.evidence import evidence
 from slurmddp.run.gate import own
 from slurmddp.run.layout import RunFolder
@@ -37,21 +36,6 @@ from slurmddp.styled import labelled
 
 #: A value shorter than this stands in a text by chance.
 _SHORTEST = 6
-#: NAME="some words", and an option with its value: in a shell, in YAML's lists, in JSON.
-_QUOTED = re.compile(
-    r"(?<![A-Za-z_])([A-Za-z_][\w-]{0,200})([\"']?\s{0,9}[=:]\s{0,9})(\"(?:\\.|[^\"\\\n])*\"|'[^'\n]*')"
-)
-_OPTION = re.compile(r"(?<![\w-])(-{1,2}[A-Za-z][\w-]*)([\"',]*\s+(?:-\s+)?[\"']?)(?![-\"'])([^\s\"',\]]+)")
-#: `NAME: some words`, up to the end of the line.
-_LINE = re.compile(r"(?<![\w-])([A-Za-z_][\w-]*)([\"']?[ \t]*[:=][ \t]+)([^\s\"',{}\[\]][^\n]*)")
-_HEADER = re.compile(
-    r"(?i)(\bauthorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token)?\s*|\bbearer\s+)([^\s\"',]{6,})"
-)
-#: The end of a private key whose beginning was cut off.
-_KEY_END = re.compile(r"(?<![A-Za-z0-9+/=])(?:[A-Za-z0-9+/=]{16,}\s{1,9}){1,99}(?=-----END [A-Z0-9 ]*PRIVATE KEY)")
-_WORD = re.compile(r"\S+")
-#: Searches in a line take the square of its length.
-_LONG_LINE = re.compile(r"[^\n]{8192,}")
 
 
 def secrets_of(run_id: str, environment: Mapping[str, str]) -> list[str]:
@@ -71,26 +55,6 @@ def secrets_of(run_id: str, environment: Mapping[str, str]) -> list[str]:
     values += [value.partition("://")[2].partition("/")[2] for value in values]  # an error may name the path alone
     unique = {value.strip() for value in values}
     return sorted((value for value in unique if len(value) >= _SHORTEST), key=len, reverse=True)
-
-
-def redact(text: str, known: Iterable[str]) -> str:
-    """Return the text without secrets. known: their values, the longest first."""
-    text = text.encode("utf-8", "replace").decode("utf-8")  # half of a UTF-16 pair is no text
-    for value in known:
-        text = text.replace(value, REDACTED)
-    text = _LONG_LINE.sub(lambda match: f"[a line of {len(match[0])} characters]", text)
-    text = without_credentials(text)
-    text = _KEY_END.sub(f"{REDACTED}\n", text)
-    text = _HEADER.sub(lambda match: match[1] + REDACTED, text)
-    for pattern in (_QUOTED, _LINE, _OPTION):
-        text = pattern.sub(lambda match: match[1] + match[2] + REDACTED if is_secret_name(match[1]) else match[0], text)
-    return _WORD.sub(_word, text)
-
-
-def _word(match: re.Match[str]) -> str:
-    """`redacted` knows NAME=value, NAME:value and users in addresses."""
-    word = match[0]
-    return redacted([word])[0] if "=" in word or ":" in word else word
 
 
 #: Bytes of a file's end, and of all files together: an archive that a mail takes.

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurmddp.job.expand import unexpand
-from slurmddp.job.sensitive import REDACTED, is_secret_name, redacted, secrets_in_line
+from slurmddp.job.sensitive import redacted, secrets_in_line
 from slurmddp.job.types import WORKDIRS
+from slurmddp.records.redact import REDACTED, is_secret_name
 from slurmddp.scripts.check.launches import Launch
 from slurmddp.scripts.check.rules.text import SECRET
 from slurmddp.scripts.check.script import Script

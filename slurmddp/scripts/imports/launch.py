@@ -12,7 +12,7 @@ from typing import NamedTuple
 from slurmddp.container import SIF_PROGRAMS
 from slurmddp.errors import UserError
 from slurmddp.job.job import RESERVED
-from slurmddp.job.sensitive import is_secret_name
+from slurmddp.records.redact import is_secret_name
 from slurmddp.scripts.check.launches import Launch, launcher_options
 from slurmddp.scripts.check.rules.common import services
 from slurmddp.scripts.check.rules.text import SECRET

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from slurmddp.container import SIF_PROGRAMS
 from slurmddp.job.plan.build import make_plan
 from slurmddp.job.plan.model import Context, Plan
-from slurmddp.job.sensitive import is_secret_name
 from slurmddp.launch.prepare import Prepared
+from slurmddp.records.redact import is_secret_name
 from slurmddp.scripts.check.launches import launcher_options, programs, srun_options
 from slurmddp.scripts.check.recorded import beside, imagined
 from slurmddp.scripts.check.script import parse

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from slurmddp.errors import UserError
 from slurmddp.job.job import Resources
 from slurmddp.job.resolve import Request
-from slurmddp.job.sensitive import is_secret_name
 from slurmddp.launch.named_file import JOB_SUFFIXES, job_name
 from slurmddp.launch.prepare import Prepared, prepare
 from slurmddp.launch.schemas import schema_file
+from slurmddp.records.redact import is_secret_name
 from slurmddp.scripts.check.find import Finder
 from slurmddp.scripts.check.fix import fix_script
 from slurmddp.scripts.check.launches import Launch, base

@@ -75,6 +75,13 @@ def test_texts_are_plain(logs: Judge) -> None:
     assert events.raised(0, "n", "OSError", "\x07a\udc80b \nmore").text == "OSError: ab"
 
 
+def test_a_cause_has_no_secret_that_its_log_or_event_has(logs: Judge) -> None:
+    text = "ValueError: bad HF_TOKEN='correcthorse' for https://me:planted@host/x"
+    safe = "ValueError: bad HF_TOKEN=[redacted] for https://[redacted]@host/x"
+    assert logs(node1="[rank3]: " + text + "\n").text == safe
+    assert events.raised(3, "node1", *text.split(": ", 1)).text == safe
+
+
 def test_kinds_of_texts() -> None:
     assert is_consequence("RuntimeError: Broken pipe") and not is_consequence("ValueError: boom")
     assert kind_of("setup line failed with exit code 1: x", "") == USER and kind_of("cannot bind /x", "") == ""

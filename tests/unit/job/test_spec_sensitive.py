@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from slurmddp.errors import UserError
-from slurmddp.job.sensitive import REDACTED, is_secret_name, redacted, refuse_secrets
+from slurmddp.job.sensitive import redacted, refuse_secrets
+from slurmddp.records.redact import REDACTED, is_secret_name
 from tests.helpers import Desk, refusal, yaml_of
 
 VALUE = "sk-0123456789abcdef"

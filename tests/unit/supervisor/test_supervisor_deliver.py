@@ -43,6 +43,7 @@ def environment(root: Path, *values: str) -> None:
         (f"cut: {LONG[:100]}", {"cut: [secret]"}),
         ("correct horse\nbattery", {compose._LEFT_OUT}),
         ("short is short", {"short is short"}),
+        ("DB_PASSWORD=unknown1 lr=3", {"DB_PASSWORD=[redacted] lr=3"}),
     ],
 )
 def test_secrets_of_several_lines_long_ones_and_parts(tmp_path: Path, log: str, left: set[str]) -> None:
@@ -50,6 +51,11 @@ def test_secrets_of_several_lines_long_ones_and_parts(tmp_path: Path, log: str, 
     environment(tmp_path, KEY, LONG, "correct horse battery", "short")
     (tmp_path / "run/logs/attempt-001/n1.log").write_text(log)
     assert set(with_facts(one).log_tail.split("\n")) == left
+
+
+def test_no_text_of_an_alert_has_a_secret_of_a_known_kind() -> None:
+    alert = compose.safe(Alert("failed", "failed", "login with ghp_" + "a8K" * 12, "nothing"), ())
+    assert alert.cause == "login with ghp_[redacted]"
 
 
 @pytest.mark.parametrize("before", [10, 2000, 4000])
