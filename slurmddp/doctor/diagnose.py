@@ -13,6 +13,7 @@ from slurmddp.doctor.flight import Waiting, read_dump
 from slurmddp.doctor.lines import Budget, Reader
 from slurmddp.doctor.outcome import HANDLED, Outcome
 from slurmddp.doctor.prefix import Clock, Line, parse_line
+from slurmddp.doctor.printed import shows_settings
 from slurmddp.doctor.rules import SYMPTOMS, UNKNOWN, Cause, catalogue
 from slurmddp.doctor.structure import Structure
 from slurmddp.doctor.tracebacks import Traceback, Tracebacks
@@ -145,7 +146,8 @@ class Examination:
             ended = tracebacks.feed(number, line.text, line.rank, line.host)
             lines.everything = tracebacks.active
             if not (tracebacks.active and _CODE.match(line.text)):
-                matched = self._match(name, number, line, ended)
+                is_setting = ended is None and shows_settings(line.text)
+                matched = not is_setting and self._match(name, number, line, ended)
                 if ended and not matched:
                     self._exception(name, number, line, ended)
                 elif not matched:
