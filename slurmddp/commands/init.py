@@ -23,7 +23,8 @@ from slurmddp.images.base import is_sif
 from slurmddp.job.expand import unexpand
 from slurmddp.job.job import Resources
 from slurmddp.job.site import Site
-from slurmddp.launch.named_file import job_name
+from slurmddp.launch.job_check.cluster import Cluster
+from slurmddp.launch.named_file import job_name, program_name
 from slurmddp.launch.python_environment import Environment, environments_here
 from slurmddp.launch.schemas import schema_file, schema_path
 from slurmddp.launch.this_machine import count_gpus
@@ -90,12 +91,24 @@ class Choices(NamedTuple):
     account: str | None = None
 
 
+class Gpus(NamedTuple):
+    """GPUs per node, in words, and as the job asks for them. per_node: None where nobody knows.
+
+    default: whether a job gets them without asking.
+    """
+
+    text: str
+    per_node: int | None = None
+    default: bool = False
+
+
 class Written(NamedTuple):
     """A new job file. notes: what was found and not taken. needs_image: an image must be built first."""
 
     file: str
     made: Made
     choices: Choices
+    gpus: Gpus
     notes: tuple[str, ...]
     needs_image: bool
 
@@ -108,7 +121,13 @@ class Written(NamedTuple):
     def as_dict(self) -> dict[str, Any]:
         choices = self.choices
         software = {"image": choices.image, "environment": choices.environment and str(choices.environment.folder)}
-        rest = {"nodes": choices.nodes, "account": choices.account, "notes": list(self.notes), "next": self.next}
+        rest = {
+            "gpus_per_node": self.gpus.per_node,
+            "nodes": choices.nodes,
+            "account": choices.account,
+            "notes": list(self.notes),
+            "next": self.next,
+        }
         return {"file": self.file, **self.made._asdict(), "script": choices.script, **software, **rest}
 
 
@@ -125,10 +144,11 @@ def write_job_file(
     choices = _choose(profile, layer.tree, task, script, ask, notes)
     container = layer.tree.get("container") or {}
     in_container = runtime_named(container.get("runtime")).needs_image
-    write_new(path, _text(path, made.site, profile, layer.tree, task, choices))
+    gpus = _gpus(profile, layer.tree.get("resources") or {})
+    write_new(path, _text(path, made.site, profile, layer.tree, task, choices, gpus))
     schema_file("job")
     needs = in_container and not (choices.image or choices.environment or container.get("image"))
-    return Written(str(path), made, choices, tuple(notes), needs)
+    return Written(str(path), made, choices, gpus, tuple(notes), needs)
 
 
 def _refuse(path: Path, task: str | None, script: str | None) -> None:
@@ -207,18 +227,48 @@ def _environments(profile: Site, folder: Path) -> list[Environment]:
     return [each for each in here if os.path.realpath(each.folder) != interpreter]
 
 
-def _text(path: Path, site: str, profile: Site, layer: Mapping[str, Any], task: str | None, choices: Choices) -> str:
+def _gpus(profile: Site, resources: Mapping[str, Any]) -> Gpus:
+    """Return the GPUs per node: the profile's, else what Slurm says of the partition that the job gets."""
+    if not profile.queues:
+        count = count_gpus(os.environ)
+        return Gpus(f"{count or 'none'} on this machine", count, True)
+    name = resources.get("partition")
+    known = profile.partitions[name].gpus_per_node if name in profile.partitions else None
+    count = 0 if profile.gpu_vendor == "none" else resources.get("gpus_per_node", known)
+    if count is not None:
+        return Gpus(f"{count or 'none'} per node" + (f" of partition {name}" if name else ""), count, True)
+    if by_profile := {each: part.gpus_per_node for each, part in profile.partitions.items() if part.gpus_per_node}:
+        listed = ", ".join(f"{number} ({each})" for each, number in by_profile.items())
+        return Gpus(f"all of a node: {listed}", max(by_profile.values()), True)
+    cluster = Cluster()
+    row, nodes = cluster.partition(name), cluster.all_nodes
+    if row is None or nodes is None:
+        return Gpus("unknown: Slurm did not say; set gpus_per_node")
+    by_partition: dict[str, set[int]] = {}
+    for node in nodes:
+        for each in node.partitions:
+            by_partition.setdefault(each, set()).add(sum(node.gpus.values()))
+    name = row["PartitionName"]
+    counts = by_partition.get(name, {0})
+    if most := max(counts):
+        least = min(counts - {0})
+        return Gpus(f"{least}{f' to {most}' if most > least else ''} per node of partition {name} (Slurm)", least)
+    others = ", ".join(f"{each} ({max(have)})" for each, have in by_partition.items() if max(have))
+    return Gpus(f"none in partition {name} (Slurm)" + f"; partitions with GPUs: {others}" * bool(others), 0)
+
+
+def _text(
+    path: Path, site: str, profile: Site, layer: Mapping[str, Any], task: str | None, choices: Choices, gpus: Gpus
+) -> str:
     known = layer.get("resources") or {}
     container = layer.get("container") or {}
     asks = [key.removeprefix("resources.") for key in profile.required if key.startswith("resources.")]
-    here = not profile.queues and count_gpus(os.environ) > 0
     partition = known.get("partition")
     others = [name for name in profile.partitions if name != partition]
-    gpus = profile.partitions[partition].gpus_per_node if partition in profile.partitions else None
-    script, environment, partitions = choices.script, choices.environment, profile.partitions.values()
+    script, environment = choices.script, choices.environment
     return render(
         "job.yaml.j2",
-        name=job_name(path),
+        name=_name(path, choices.script, task),
         file=shlex.quote(str(path)),
         schema=address(schema_path("job")),
         site=site,
@@ -227,14 +277,12 @@ def _text(path: Path, site: str, profile: Site, layer: Mapping[str, Any], task: 
         account=choices.account,
         partition=partition if partition in profile.partitions else None,
         partitions=", ".join(others[:6]) + ", ..." * (len(others) > 6),
-        gpus=known.get("gpus_per_node") or gpus,
+        gpus=gpus,
         script=None if script is None else unexpand(script),
         task=None if script else (task or "lm"),
         standard_library=unexpand(sysconfig.get_path("stdlib")),
         asks=[key for key in asks if key not in known and not (key == "account" and choices.account)],
         recipe={"nvidia": "ngc-pytorch", "none": "cpu-debian"}.get(profile.gpu_vendor),
-        has_gpus=here or profile.gpu_vendor != "none",
-        knows_gpus=here or "gpus_per_node" in known or any(part.gpus_per_node is not None for part in partitions),
         knows_partitions=bool(profile.partitions),
         in_container=runtime_named(container.get("runtime")).needs_image,
         environment=environment,
@@ -243,6 +291,13 @@ def _text(path: Path, site: str, profile: Site, layer: Mapping[str, Any], task: 
         site_image=container.get("image"),
         slurm=profile.queues,
     )
+
+
+def _name(path: Path, script: str | None, task: str | None) -> str:
+    """Return the name of the job file, or of what it trains where that is job.yaml, as most are."""
+    if path.stem != "job":
+        return job_name(path)
+    return program_name(Path(script)) if script else task or "lm"
 
 
 def init(
@@ -267,6 +322,7 @@ def init(
         ("script", choices.script),
         ("image", choices.image),
         ("python", choices.environment and f"{choices.environment.folder} ({choices.environment.source})"),
+        ("gpus", written.gpus.text),
     ):
         if value:
             opt.say(f"{name:<8}{value}")

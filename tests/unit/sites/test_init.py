@@ -51,7 +51,7 @@ def test_where_no_profile_fits_one_is_drafted_and_the_job_submits(cluster: Desk,
     assert (done.code, done.out) == (0, "job.yaml\n"), done.err
     assert done.err == (
         f"site    Alps-2 (drafted from what Slurm says: {profile})\nscript  train.py\n"
-        f"python  {venv} (VIRTUAL_ENV)\nnext    slurmddp check job.yaml\n"
+        f"python  {venv} (VIRTUAL_ENV)\ngpus    4 per node of partition gpu\nnext    slurmddp check job.yaml\n"
     )
     text = (cluster.project / "job.yaml").read_text()
     for line in (
@@ -63,6 +63,38 @@ def test_where_no_profile_fits_one_is_drafted_and_the_job_submits(cluster: Desk,
     assert "  # gpus_per_node: 4 " in text and "image" not in text.replace("no image", "")
     done = cli("submit", "job.yaml", "--nodes", "2", "--json", SLURM_CLUSTER_NAME="Alps 2")
     assert json.loads(done.out)["site"] == "Alps-2" and done.code == 0, done.err
+
+
+NODE = "NodeName={} Arch=x86_64 CPUTot=8 RealMemory=9000 {}State=IDLE Partitions={}\n"
+ROW = "PartitionName={} State=UP Default={} MaxTime=1-00:00:00 Nodes=x TotalNodes=1\n"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "told", "line"),
+    [
+        (("Gres=gpu:a100:4 ", "Gres=gpu:8 "), "4 to 8 per node of partition cpu (Slurm)", "  gpus_per_node: 4 "),
+        (("", ""), "none in partition cpu (Slurm); partitions with GPUs: big (2)", "  gpus_per_node: 0 "),
+    ],
+)
+def test_the_gpus_are_those_that_slurm_counts(
+    cluster: Desk, cli: Cli, slurm: Callable[..., None], nodes: tuple[str, str], told: str, line: str
+) -> None:
+    rows = ROW.format("cpu", "YES") + ROW.format("big", "NO")
+    one, two = nodes
+    slurm(partitions=rows, nodes=NODE.format("n1", one, "cpu") + NODE.format("n2", two, "cpu")
+          + NODE.format("n3", "Gres=gpu:2 ", "big"))  # fmt: skip
+    done = cli("init", "--site", "generic")
+    assert f"gpus    {told}\n" in done.err, done.err
+    text = (cluster.project / "job.yaml").read_text()
+    assert f"\n{line}" in text and "name: project-train\n" in text, text
+    done = cli("submit", "job.yaml", "--dry-run", "--set", "container.runtime=none")
+    assert done.code == 0, done.err
+
+
+def test_where_slurm_does_not_answer_the_gpus_are_to_be_set(cluster: Desk, cli: Cli) -> None:
+    cluster.program("scontrol", "#!/bin/sh\nexit 1\n")
+    assert "gpus    unknown: Slurm did not say; set gpus_per_node\n" in cli("init", "--site", "generic").err
+    assert "  gpus_per_node: 4            # CHANGE THIS" in (cluster.project / "job.yaml").read_text()
 
 
 def test_an_image_of_the_folder_is_taken_and_a_profile_is_drafted_once(cluster: Desk, cli: Cli) -> None:
