@@ -257,13 +257,15 @@ class Recovery(Model):
     remain (auto: at the time limit, a script of the user's own only if it saved in this job); no_progress: the
     run fails after so many failed starts in a row of which none gets further than the first; max_gpu_hours: what all
     starts of the run may use together, then it stops; preflight: check the nodes before each start of the ranks; only:
-    exit after the check; fork: fork the ranks of an own script from a process that has imported torch."""
+    exit after the check; fork: fork the ranks of an own script from a process that has imported torch;
+    heartbeats: let the nodes send heartbeats, so that a lost one is replaced before Slurm reports it."""
 
     requeue: Annotated[Literal["auto", "always", "never"], BeforeValidator(_requeue)] = "auto"
     no_progress: Annotated[int, Field(ge=1, le=1000)] = 3
     max_gpu_hours: Annotated[float, Field(gt=0, le=1e9)] | None = None
     preflight: Annotated[bool | Literal["only"], BeforeValidator(_preflight)] = True
     fork: bool = False
+    heartbeats: bool = False
 
 
 class Timeouts(Model):

@@ -60,6 +60,14 @@ class NodeExcluded(NamedTuple):
     fault: str = ""  # user (what you have to correct), either (another node may be at fault); absent: that of the node
 
 
+class Heartbeats(NamedTuple):
+    """the supervisor gets heartbeats of the other nodes (`recovery.heartbeats`)"""
+
+    nodes: Optional[int]  # how many send them
+    silent: str  # nodes from which none came in the first minute, separated by spaces
+    port: Optional[int]  # UDP, on the node of job.sh
+
+
 class AttemptStarted(NamedTuple):
     """torchrun will start on these nodes"""
 
@@ -139,8 +147,8 @@ class CancelRequested(NamedTuple):
 
 
 OF_JOB = (
-    JobStarted, Preflight, Network, NodeExcluded, AttemptStarted, AttemptEnded, RanksTerminated, Cleaned, Requeued,
-    HoldReleased, JobEnded,
+    JobStarted, Preflight, Network, NodeExcluded, Heartbeats, AttemptStarted, AttemptEnded, RanksTerminated, Cleaned,
+    Requeued, HoldReleased, JobEnded,
 )  # fmt: skip
 OF_ALERTS = (Alert, Watchdog)
 OF_COMMANDS = (CancelRequested,)

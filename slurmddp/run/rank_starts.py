@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from slurmddp.records.events import Event, of
+from slurmddp.records.events import Event, newest, of
+from slurmddp.records.job_events import Heartbeats
 from slurmddp.records.metrics import Metrics
 from slurmddp.records.rank_events import (
     AgentPaused,
@@ -190,6 +191,14 @@ def fork_notices(events: Iterable[Event]) -> tuple[str, ...]:
     for event, facts in of(events, NotForked):
         nodes.setdefault(facts.why, set()).add(event.node or "an unknown node")
     return tuple(f"recovery.fork: no forked ranks on {', '.join(sorted(on))}: {why}" for why, on in nodes.items())
+
+
+def heartbeat_notices(events: Iterable[Event]) -> tuple[str, ...]:
+    """Return a text for the nodes that send no heartbeats, if there are any."""
+    facts = newest(list(events), Heartbeats)
+    if facts is None or not facts.silent:
+        return ()
+    return (f"recovery.heartbeats: none from {facts.silent} (UDP port {facts.port}): only Slurm reports its loss",)
 
 
 @dataclass

@@ -1,71 +1,17 @@
-"""Signatures with the run's key: what a node accepts from the network comes from the same run. Standard library only.
+"""The run's key, for what runs on the nodes: see slurmddp/records/signed.py."""
 
-The key is in the run folder, readable by its owner alone. A signature (HMAC-SHA256) covers the content and where it
-belongs, so a signed value cannot be moved to another key, rendezvous or attempt.
-"""
-
-import base64
-import binascii
-import hashlib
-import hmac
-import os
-import stat
 from pathlib import Path
 
+from slurmddp.records import signed
+from slurmddp.records.signed import ForgedError as ForgedError
+from slurmddp.records.signed import Key as Key
 from slurmddp.runtime.errors import UserError
 from slurmddp.shared.run_folder import RunFolder
-
-_LENGTH = hashlib.sha256().digest_size
-#: Bytes of a key as `run/create.py` makes it, and more than enough for any other.
-_SHORTEST, _LONGEST = 32, 4096
-
-
-class ForgedError(ValueError):
-    """Something that does not carry the run's signature, or that of another place."""
-
-
-class Key:
-    """Signs and checks. Two keys of the same secret accept each other's signatures."""
-
-    def __init__(self, secret: bytes) -> None:
-        self._secret = secret
-
-    def seal(self, content: bytes, *where: str) -> bytes:
-        """Return `content` with its signature, as ASCII. `where`: what it belongs to, such as a rendezvous id."""
-        return base64.b64encode(self._digest(content, where) + content)
-
-    def open(self, sealed: bytes, *where: str) -> bytes:
-        """Return the content that `seal` was given. Raises ForgedError for anything else."""
-        try:
-            raw = base64.b64decode(sealed, validate=True)
-        except (binascii.Error, ValueError):
-            raise ForgedError("not signed") from None
-        digest, content = raw[:_LENGTH], raw[_LENGTH:]
-        if not hmac.compare_digest(digest, self._digest(content, where)):
-            raise ForgedError("not signed with this run's key")
-        return content
-
-    def _digest(self, content: bytes, where: tuple[str, ...]) -> bytes:
-        total = hmac.new(self._secret, digestmod=hashlib.sha256)
-        for part in (*(text.encode() for text in where), content):
-            total.update(len(part).to_bytes(8, "big") + part)  # with its length: ("ab", "c") is not ("a", "bc")
-        return total.digest()
 
 
 def load(run: Path) -> Key:
     """Return the key of a run folder. Raises UserError if it is missing, or somebody else may know or have made it."""
-    path = RunFolder(run).key
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            facts = os.fstat(descriptor)
-            if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
-                raise UserError(f"the run's key {path} is not a file of yours: submit the run again")
-            if facts.st_mode & 0o077:
-                raise UserError(f"other users can read the run's key {path}: chmod 600 it, or submit the run again")
-            secret = file.read(_LONGEST)
-    except OSError as error:
-        raise UserError(f"cannot read the run's key {path}: {error.strerror}. Submit the run again") from error
-    if len(secret) < _SHORTEST:
-        raise UserError(f"the run's key {path} is too short: submit the run again")
-    return Key(secret)
+        return signed.load(str(RunFolder(run).key))
+    except signed.UnsafeKeyError as error:
+        raise UserError(str(error)) from error

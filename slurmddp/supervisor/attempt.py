@@ -45,7 +45,7 @@ class Attempts:
             return
         if not job.must_end() and not job.nodes.choose():
             job.decision = REQUEUE
-            job.cause = Cause("too few usable nodes: {}".format(" ".join(job.nodes.usable) or "none"))
+            job.cause = self._too_few()
             return
         if job.values.yes("measure") and not job.must_end() and not measure_network(job, look, self._measured):
             self.record(None, launched=False)
@@ -64,8 +64,15 @@ class Attempts:
             return
         self._train()
 
+    def _too_few(self) -> Cause:
+        return Cause("too few usable nodes: {}".format(" ".join(self.job.nodes.usable) or "none"))
+
     def _train(self) -> None:
         job = self.job
+        if job.nodes.lost and not job.nodes.choose():
+            job.decision = REQUEUE
+            job.cause = self._too_few()
+            return
         job.choose_port(job.head)
         nodes = " ".join(job.nodes.chosen)
         job.event(AttemptStarted(nodes))
@@ -112,13 +119,14 @@ class Attempts:
         logs: Dict[str, Any] = {"refused": {}, "unreached": [], "killed_agents": [], "signalled": 0}
         if failed and not job.ending:
             logs = job.folder.known(logs, "ended", job.logs, job.nodes.chosen, patience=60)
+        silent = tuple(job.nodes.lost)
         lost = self.list_nodes() if failed and not (job.ending or stop or marker) else []
         return Facts(
             job.attempt, job.exit_code, job.scheduler.job, marker, stop, job.ending, job.back, job.kept, watch.noted,
             logged=job.find_cause(watch.noted) if failed and not job.ending else None,
             abandoned=watch.abandoned, uncounted=watch.uncounted, hopeless=watch.hopeless,
             saved=job.saved() if stop is not None else None,
-            chosen=tuple(job.nodes.chosen), lost=tuple(lost),
+            chosen=tuple(job.nodes.chosen), silent=silent, lost=tuple(lost),
             refused={node: Refusal(*fields) for node, fields in logs["refused"].items()},
             unreached=tuple((node, text) for node, text in logs["unreached"]),
             killed_agents=tuple(logs["killed_agents"]), signalled=logs["signalled"], stranger=watch.stranger,

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from slurmddp.records import events, json_lines, saves
+from slurmddp.records import events, json_lines, saves, signed
 from slurmddp.records import marker as markers
 from slurmddp.records import stop as stops
 from slurmddp.records.job_events import AttemptEnded, JobEnded, JobStarted, Requeued
@@ -97,6 +97,10 @@ class Files(Logs):
                 return file.read(_MOST).decode("utf-8", "replace")
         except FileNotFoundError:
             return None
+
+    def key(self) -> str:
+        """Return the run's key, in hexadecimal digits. Raises UnsafeKeyError."""
+        return signed.load(self.path("rendezvous.key")).secret.hex()
 
     def rehearsed(self) -> Optional[bool]:
         """Return whether a killed rehearsal of this program resumed; None: there was none, or that is not known."""

@@ -14,12 +14,14 @@ from slurmddp.causes.rules import rules
 from slurmddp.records import events
 from slurmddp.records.cause import Cause
 from slurmddp.records.job_events import AttemptEnded, JobEnded, JobStarted, NodeExcluded, Requeued
+from slurmddp.records.signed import Key
 from slurmddp.supervisor import values
 from slurmddp.supervisor.attempt import decide_by
 from slurmddp.supervisor.brain.ledger import hours_are_used, hours_text
 from slurmddp.supervisor.brain.stopping import CONTINUES, NEVER_AGAIN, stopped_alert
 from slurmddp.supervisor.brain.types import CANCELLED, DONE, FAILED, KILLED, NEXT, REQUEUE, STOPPED, Facts
 from slurmddp.supervisor.folder import PATIENCE, Unavailable
+from slurmddp.supervisor.heartbeats import EVERY, Sender
 from slurmddp.supervisor.job import Job
 from slurmddp.supervisor.scheduler import fields
 from slurmddp.supervisor.stopping import KILL_WAIT, put_back
@@ -64,11 +66,22 @@ class Guard:
                 pass
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))  # see __main__.py
         try:
+            if job.values.yes("heartbeats"):
+                self.send_heartbeats()
             while True:
                 job.loop.rest(_LOOK)
                 if job.values.yes("elastic") and self.silent() and self.may_ask():
                     self.look_for_job()
         except Over:
+            pass
+
+    def send_heartbeats(self) -> None:
+        """Send them from now on, if that is possible. The supervisor records the nodes that send none."""
+        job = self.job
+        try:
+            key = Key(bytes.fromhex(job.folder.ask("key", patience=60)))
+            job.loop.every(EVERY, Sender(key, job.values.words["heartbeats"], job.scheduler.host).send)
+        except (OSError, Unavailable):
             pass
 
     def leave(self) -> None:

@@ -54,6 +54,11 @@ class Nodes:
         self.chosen = chosen[: self._most]
         return len(self.chosen) >= self._least
 
+    @property
+    def lost(self) -> List[str]:
+        """Return the chosen nodes that were lost since they were chosen."""
+        return [node for node in self.chosen if node in self.excluded]
+
     def enough_without(self, bad: Sequence[str]) -> bool:
         return len(without(bad, self.usable)) >= self._least
 
@@ -101,6 +106,7 @@ class Job:
         self.events_read = 0  # bytes of events.jsonl
         self.unended: Sequence[int] = ()  # of earlier starts: see Files.begin
         self.child: Optional[Child] = None
+        self.abort = signal.SIGKILL  # what ends it at once, whatever its nodes answer
         self.ending = self.signal = self.kept = self.ended_by = ""
         self.back = False
         self.gpus = (values.number("gpus_per_node") or 0) * self.settings.nodes_max  # until the nodes are known
@@ -228,6 +234,7 @@ class Job:
         step = self.scheduler.step(nodes, options, log, words)
         if seconds is not None:
             step = ["timeout", "--kill-after=5", str(seconds), *step]
+        self.abort = signal.SIGKILL if seconds is None else signal.SIGTERM  # timeout kills srun 5 s later
         if self.scheduler.slurm:
             step = ["bash", "-c", 'exec "$@" 2>>"$0"', self.logs + "/srun.err", *step]
         count = str(len(nodes)) if self.scheduler.slurm else "1"

@@ -47,6 +47,8 @@ class Loop:
         self._watched: Dict[int, Callable[[], None]] = {}
         self._parent = os.getppid()
         self._orphaned: Optional[Callable[[], None]] = None
+        self._regular: Optional[Callable[[], None]] = None
+        self._pause, self._due = 0.0, float("inf")
         self._awake, writer = os.pipe()
         for end in (self._awake, writer):
             os.set_blocking(end, False)
@@ -60,6 +62,10 @@ class Loop:
     def on_parents_end(self, handler: Callable[[], None]) -> None:
         """Call this once, as soon as the process that has started us is gone: before anything that follows from it."""
         self._orphaned = handler
+
+    def every(self, seconds: float, handler: Callable[[], None]) -> None:
+        """Call this so often, beside whatever is waited for."""
+        self._regular, self._pause, self._due = handler, seconds, time.monotonic()
 
     def be_deaf(self) -> None:
         """Take no signal any more."""
@@ -85,6 +91,9 @@ class Loop:
                 handler, self._orphaned = self._orphaned, None
                 handler()
             self._handle_signals()
+            if self._regular is not None and time.monotonic() >= self._due:
+                self._due = time.monotonic() + self._pause
+                self._regular()
             if done():
                 return True
             left = end - time.monotonic()
@@ -98,7 +107,8 @@ class Loop:
 
     def _wait(self, seconds: float) -> None:
         # At most 1 s: a child's end is seen then, even where SIGCHLD was lost.
-        ready, _, _ = select.select([self._awake, *self._watched], [], [], min(seconds, 1.0))
+        seconds = max(min(seconds, 1.0, self._due - time.monotonic()), 0)
+        ready, _, _ = select.select([self._awake, *self._watched], [], [], seconds)
         for descriptor in ready:
             if descriptor == self._awake:
                 self._arrived += [number for number in os.read(self._awake, 4096) if number in self._handlers]

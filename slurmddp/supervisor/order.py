@@ -10,6 +10,7 @@ from slurmddp.causes.rules import rules
 from slurmddp.records.cause import Cause
 from slurmddp.records.job_events import JobEnded, JobStarted
 from slurmddp.records.progress import Failure
+from slurmddp.records.signed import Key
 from slurmddp.supervisor import values
 from slurmddp.supervisor.attempt import Attempts, decide_by
 from slurmddp.supervisor.brain.ledger import hours_are_used, hours_text
@@ -17,6 +18,7 @@ from slurmddp.supervisor.brain.stopping import NEVER_AGAIN, stopped_alert
 from slurmddp.supervisor.brain.types import CANCELLED, DONE, FAILED, NEXT, REQUEUE, STOPPED, Facts
 from slurmddp.supervisor.files import keep_others_from_writing
 from slurmddp.supervisor.folder import Unavailable
+from slurmddp.supervisor.heartbeats import Receiver
 from slurmddp.supervisor.job import Job
 from slurmddp.supervisor.stopping import ask_to_stop, orphaned, put_back, resumes, terminated, warned
 from slurmddp.supervisor.watching import marker_of
@@ -49,6 +51,8 @@ def main(arguments: Sequence[str]) -> int:
         if _begin(job):
             if job.values.yes("guarded"):
                 attempts.list_nodes()
+                if job.values.yes("heartbeats"):
+                    _hear_nodes(job)
                 job.guard.start()
             attempts.make()
             while job.decision == NEXT and not job.ending:
@@ -129,6 +133,18 @@ def _begin(job: Job) -> bool:
     if hours_are_used(job.settings, used):
         ask_to_stop(job, hours_text(job.settings, used))  # somebody else has brought the job back
     return True
+
+
+def _hear_nodes(job: Job) -> None:
+    """Have the guards send heartbeats, if that is possible; otherwise Slurm reports lost nodes, later."""
+    try:
+        receiver = Receiver(job, Key(bytes.fromhex(job.folder.ask("key"))))
+    except (OSError, Unavailable) as error:
+        job.say("recovery.heartbeats has no effect: {}".format(error))
+        job.values.words["heartbeats"] = ""
+        return
+    job.values.words["heartbeats"] = receiver.where
+    receiver.start()
 
 
 def _finish(job: Job, attempts: Attempts) -> None:

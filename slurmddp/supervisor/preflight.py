@@ -8,6 +8,7 @@ from slurmddp.records import network, preflight
 from slurmddp.records.cause import Cause
 from slurmddp.records.job_events import NETWORK, PREFLIGHT, USER, Network, NodeExcluded, Preflight
 from slurmddp.records.refusal import Refusal
+from slurmddp.supervisor.brain.heartbeats import NO_HEARTBEAT
 from slurmddp.supervisor.brain.types import FAILED, NEXT, REQUEUE
 from slurmddp.supervisor.job import Job
 
@@ -21,6 +22,9 @@ def check_nodes(job: Job, look: Callable[[], bool]) -> bool:
     answers = _ask(job, look)
     if job.must_end():
         return True
+    if job.nodes.lost:  # a heartbeat has stopped: the others have not answered yet
+        job.decision, job.cause = NEXT, Cause(NO_HEARTBEAT, node=job.nodes.lost[0])
+        return False
     verdict = None if answers["verdict"] is None else preflight.read(answers["verdict"])
     bad = _bad(job, answers, verdict)
     for node, refusal in bad.items():
@@ -80,7 +84,7 @@ def _ask(job: Job, look: Callable[[], bool]) -> Any:
         limit = job.values.number("join_timeout")
         job.on_nodes(job.logs + "/preflight/%N.log", words, lambda: _look(job, look), limit, env=env)
         answers = job.folder.ask("preflight", job.logs, job.nodes.chosen, patience=60)
-        if not (answers["unreached"] and again) or job.must_end():
+        if not (answers["unreached"] and again) or job.must_end() or job.nodes.lost:
             return answers
         again = False
         node, text = answers["unreached"][0]

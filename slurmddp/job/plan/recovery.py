@@ -47,6 +47,9 @@ def plan_recovery(
         notes.append(Note("warning", "recovery.max_gpu_hours limits nothing: this job has no GPUs"))
     if recovery.fork and (why := _not_forked(resolved, layout)):
         notes.append(Note("warning", f"recovery.fork has no effect: {why}"))
+    if recovery.heartbeats and not nodes.elastic:
+        text = "this job cannot lose a node: set resources.nodes to a range, or add spares"
+        notes.append(Note("warning", f"recovery.heartbeats has no effect: {text}"))
     expedite = site.requeue == "expedite" and requeue == "requeue"
     is_script = resolved.job.train.task is None
     must_save = is_script and requeue != "none" and recovery.requeue == "auto"

@@ -6,6 +6,7 @@ from slurmddp.records.cause import CONSEQUENCE, NOT_FOUND, Cause
 from slurmddp.records.job_events import USER
 from slurmddp.records.progress import stuck
 from slurmddp.supervisor.brain import ledger as ledgers
+from slurmddp.supervisor.brain.heartbeats import NO_HEARTBEAT
 from slurmddp.supervisor.brain.types import (
     CANCELLED,
     CANCELLED_BY_USER,
@@ -110,10 +111,11 @@ def _after_failure(settings: Settings, facts: Facts, ledger: Ledger) -> Decision
     if facts.abandoned:
         cause = _with(cause, facts.abandoned)
     decision = Decision(NEXT, cause, ledger, exclude=exclude)
-    if facts.lost:
-        more = ", together with " + " ".join(facts.lost[1:]) if len(facts.lost) > 1 else ""  # a cause names one node
-        text = "Slurm lost the node (NodeFail)" + more
-        return decision._replace(cause=Cause(text, node=facts.lost[0]))  # the run is not at fault
+    first, *others = (*facts.silent, *facts.lost, "")
+    if first:
+        text = NO_HEARTBEAT if facts.silent else "Slurm lost the node (NodeFail)"
+        more = ", together with " + " ".join(others[:-1]) if others[:-1] else ""  # a cause names one node
+        return decision._replace(cause=Cause(text + more, node=first))  # the run is not at fault
     if facts.unreached:
         node, text = facts.unreached[0]
         cause = Cause("Slurm could not start the ranks there: " + text, node=node)

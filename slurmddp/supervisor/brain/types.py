@@ -95,6 +95,7 @@ class Facts(NamedTuple):
     hopeless: str = ""
     saved: Optional[bool] = None  # whether a file was saved since the job began; None: not known
     chosen: Tuple[str, ...] = ()  # the nodes of the attempt
+    silent: Tuple[str, ...] = ()  # those whose heartbeats have stopped in it
     lost: Tuple[str, ...] = ()  # those that Slurm has lost in it
     refused: Mapping[str, Refusal] = {}  # what node.sh said on nodes where it could not start the ranks
     unreached: Tuple[Tuple[str, str], ...] = ()  # nodes on which srun could start nothing, with its words

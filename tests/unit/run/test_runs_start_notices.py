@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmddp.run.rank_starts import fork_notices, pause_notices, start_notices
+from slurmddp.run.rank_starts import fork_notices, heartbeat_notices, pause_notices, start_notices
 from tests.helpers import typed
 
 ZERO = {"event": "restarted", "how": "from zero", "step": 1, "before": 9, "lost": 9, "text": "began again"}
@@ -45,4 +45,11 @@ def test_each_reason_for_fresh_ranks_is_told_once_with_its_nodes() -> None:
     assert fork_notices(events) == (
         "recovery.fork: no forked ranks on node1, node2: threads",
         "recovery.fork: no forked ranks on node1: it has ended",
+    )
+
+
+def test_nodes_that_send_no_heartbeats_are_told() -> None:
+    assert heartbeat_notices(typed({"event": "heartbeats", "nodes": 2, "silent": "", "port": 4000})) == ()
+    assert heartbeat_notices(typed({"event": "heartbeats", "nodes": 1, "silent": "n2", "port": 4000})) == (
+        "recovery.heartbeats: none from n2 (UDP port 4000): only Slurm reports its loss",
     )

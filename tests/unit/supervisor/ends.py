@@ -58,6 +58,7 @@ def made(random: Random) -> tuple[Settings, Facts, Ledger]:
         uncounted=pick((0, 0, 0, 1, 2, 3, 5)),
         saved=chance(0.5),
         chosen=NODES,
+        silent=NODES[:1] if chance(0.1) else (),
         lost=NODES[: random.randint(1, 2)] if chance(0.1) else (),
         refused=dict.fromkeys(random.sample(NODES, random.randint(1, 3)), Refusal(SETUP, "user"))
         if chance(0.25)

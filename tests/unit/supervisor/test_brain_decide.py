@@ -126,6 +126,9 @@ def test_what_the_user_has_to_correct_ends_the_run_if_all_nodes_say_it() -> None
 def test_lost_nodes_are_not_the_runs_fault_and_unreached_ones_are_avoided() -> None:
     assert end(lost=("n2",)) == Decision("next", Cause("Slurm lost the node (NodeFail)", node="n2"), BEFORE)
     assert end(lost=("n2", "n1")).cause.text.endswith("(NodeFail), together with n1")
+    silent = Decision("next", Cause("no heartbeat for 5 s", node="n2"), BEFORE)
+    assert end(silent=("n2",), exit_code=137) == silent
+    assert end(silent=("n2",), lost=("n1",)).cause.text == "no heartbeat for 5 s, together with n1"
     found = end(unreached=(("n1", "no route"), ("n2", "refused")))
     assert found.cause == Cause("Slurm could not start the ranks there: no route", node="n1")
     assert found.suspects == ("n1", "n2") and found.ledger == FAILED_ONCE_MORE

@@ -70,6 +70,14 @@ def checked(run: Path, names: list[str], findings: dict[str, tuple[Finding, ...]
     return job
 
 
+def test_a_node_that_is_lost_meanwhile_blames_no_other_one(tmp_path: Path) -> None:
+    """Its heartbeats have stopped, which ended the step: nobody has answered."""
+    job = Played(tmp_path, ["n1", "n2", "n3"], 2, lambda job: job.nodes.exclude(["n2"]))
+    assert not check_nodes(job, lambda: False)  # type: ignore[arg-type]
+    assert (job.decision, job.cause) == (NEXT, Cause("no heartbeat for 5 s", node="n2"))
+    assert job.nodes.usable == ["n1", "n3"] and job.events == [] and len(job.asked) == 1
+
+
 def test_the_verdict_on_4096_nodes(tmp_path: Path) -> None:
     """One node is broken, and nothing is said of another one."""
     names = [f"n{number}" for number in range(1, 4097)]

@@ -310,3 +310,10 @@ def test_an_expedited_requeue(desk: Desk, site: str, wanted: str, option: str, e
     plan = desk.plan(LM_JOB.replace("gpus", "fast"), f"recovery.requeue={wanted}")
     assert [each for each in plan.sbatch if "requeue" in each] == [option] and plan.recovery.expedite == expedite
     assert ("Requeue=0" in job_script(plan)) == expedite
+
+
+@pytest.mark.parametrize(("nodes", "works"), [("2", False), ("1-2", True), ("2+1", True)])
+def test_heartbeats_need_a_job_that_may_lose_a_node(desk: Desk, nodes: str, works: bool) -> None:
+    plan = desk.plan(LM_JOB, "recovery.heartbeats=true", f"resources.nodes={nodes}")
+    assert any("recovery.heartbeats has no effect" in note.text for note in plan.notes) is not works
+    assert ("\n  heartbeats=yes " in job_script(plan)) is works
