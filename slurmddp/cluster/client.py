@@ -75,11 +75,21 @@ class Slurm:
                 f"Slurm did not answer sbatch (exit code {answer.code}):\n{answer.text}\n"
                 '  -> the job may be in the queue anyway: check squeue --user "$USER", then try again'
             )
-        raise UserError(
-            f"sbatch refused the job (exit code {answer.code}):\n{answer.text}",
-            todo="change the setting that it names (partition, account, time, ...) in the job file or with "
-            "--set; `slurmddp submit --dry-run` shows the scripts",
+        todo = (
+            "change the setting that it names (partition, account, time, ...) in the job file or with --set; "
+            "`slurmddp submit --dry-run` shows the scripts"
         )
+        if "invalid partition" in answer.text and (names := self._partitions()):
+            todo = f"this cluster has: {', '.join(names)}; use --partition NAME, or resources.partition"
+        raise UserError(f"sbatch refused the job (exit code {answer.code}):\n{answer.text}", todo=todo)
+
+    def _partitions(self) -> list[str]:
+        """Return the names of the partitions; none where Slurm does not say."""
+        try:
+            answer = ask(("sinfo", "--noheader", "--format=%R"))
+        except ExternalError:
+            return []
+        return sorted(set(answer.out.split())) if answer.code == 0 else []
 
     def job_of_run(self, run_id: str) -> JobId | None:
         """Return this user's newest job whose script is job.sh in the folder of this run; None if there is none.

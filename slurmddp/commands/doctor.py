@@ -59,7 +59,7 @@ def _root(diagnosis: Diagnosis, root: Seen) -> Iterator[str]:
         yield one_line(f"detail    {diagnosis.message}")
     yield f"evidence  {_place(first)}: {_text(first)}"
     yield f"why       {first.cause.why}"
-    yield f"do        {first.cause.fix}"
+    yield f"do        {diagnosis.fix}"
     yield f"see       {first.cause.source}"
     if first.traceback and len(first.traceback.lines) > 1:
         yield f"traceback of {'rank ' + str(first.rank) if first.rank is not None else 'the process'}:"
@@ -73,7 +73,7 @@ def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
     root: dict[str, Any] | None = None
     if diagnosis.root is not None:
         cause, traceback = diagnosis.root.first.cause, diagnosis.root.first.traceback
-        advice = {"why": cause.why, "fix": cause.fix, "source": cause.source}
+        advice = {"why": cause.why, "fix": diagnosis.fix, "source": cause.source}
         root = {**_seen(diagnosis.root), "message": diagnosis.message, **advice}
         root["traceback"] = traceback.lines if traceback else []
     return {

@@ -95,6 +95,17 @@ class Diagnosis:
     others: tuple[Seen, ...] = ()
     notes: tuple[str, ...] = ()  # what else may matter
     files: tuple[str, ...] = ()
+    job_id: str = ""
+
+    @property
+    def fix(self) -> str:
+        """Return what to do about the root, with the job's id where it is known."""
+        if self.root is None:
+            return ""
+        named = re.search(r"\bJOB (\d+)", self.root.first.text)
+        job_id = named[1] if named else self.job_id
+        fix = self.root.first.cause.fix
+        return re.sub(r"\bJOB\b", job_id, fix) if job_id else fix
 
 
 @dataclass
@@ -111,6 +122,8 @@ class Examination:
     explained: frozenset[str] = frozenset()
     #: Whether srun's tasks are the ranks; None: not known, and then they are where no line is of torchrun.
     tasks_are_ranks: bool | None = None
+    #: The newest job of the run that is examined.
+    job_id: str = ""
     #: Whether a limit left out a part of what was given.
     incomplete: bool = False
     _ends: dict[str, int] = field(default_factory=dict)
@@ -274,7 +287,9 @@ class Examination:
         firsts = ((each, each.first) for each in seen.values())
         followed = [each for each, first in firsts if first.cause.order >= SYMPTOMS or first.place >= best.place]
         others = [each for each in seen.values() if each not in followed]
-        return Diagnosis(root, sure, message, tuple(followed), tuple(others), tuple(notes), tuple(self.files))
+        return Diagnosis(
+            root, sure, message, tuple(followed), tuple(others), tuple(notes), tuple(self.files), self.job_id
+        )
 
     def _without_survived(self) -> list[Hit]:
         """Make notes of the errors that the run survived."""

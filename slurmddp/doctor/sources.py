@@ -113,6 +113,7 @@ def read_run(found: Examination, folder: RunFolder) -> None:
     Of ranks that start again and again without a step, read the attempt that failed last, as `status` does.
     """
     facts = evidence(folder)
+    found.job_id = facts.job_id.id if facts.job_id else ""
     found.tasks_are_ranks = tasks_are_ranks(folder)
     attempt = facts.attempt
     if attempt and facts.attempt_ended is None and not _made_steps(facts, attempt):

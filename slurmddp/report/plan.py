@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -62,8 +63,22 @@ def _layout(plan: Plan) -> list[str]:
         f"cores per node      {cores}, {threads}",
         f"program             {program_text(plan)}",
         f"directory           {workdir_text(plan)}",
-        f"runs in             {plan.container.runtime}" + (f" {plan.container.image}" if plan.container.image else ""),
+        f"runs in             {software_text(plan)}",
     ]
+
+
+def software_text(plan: Plan) -> str:
+    """Return what the ranks run in: the image, or the environment that the setup lines activate, or a Python."""
+    container = plan.container
+    if container.image:
+        return f"{container.runtime} {container.image}"
+    for line in reversed(plan.job.setup):
+        if match := re.fullmatch(
+            r"(?:source|\.) '?(.+)/bin/activate'?|(?:conda|mamba) activate '?(.+?)'?", line.strip()
+        ):
+            kind = "virtual environment" if match[1] else "conda environment"
+            return f"{kind} {match[1] or match[2]}, no container"
+    return f"{container.python}, no container"
 
 
 def program_text(plan: Plan) -> str:
@@ -264,14 +279,13 @@ def _lost(plan: Plan, back: str) -> str:
 
 
 def _time_limit(plan: Plan, back: str) -> str:
-    ends = f"the job is {back} until training is done" if back else "the run stops there"
-    if plan.recovery.must_save:
-        where = " or ".join(("RUN/checkpoints", *(path.replace(RUN, "RUN") for path in plan.recovery.watch)))
-        ends = f"if the script saved in {where} in it, {ends}; else the run stops there (recovery.requeue)"
-    if plan.stop_lead is None:
-        return f"no save before it; {ends}"
     save = "ranks save" if plan.runtime_job else "ranks are asked to save"
-    return f"{save} {plan.stop_lead} s before it; {ends}"
+    save = "no save before it" if plan.stop_lead is None else f"{save} {plan.stop_lead} s before it"
+    ends = f"the job is {back} until training is done" if back else "the run stops"
+    if not plan.recovery.must_save:
+        return f"{save}; then {ends}"
+    where = " or ".join(("RUN/checkpoints", *(path.replace(RUN, "RUN") for path in plan.recovery.watch)))
+    return f"{save}. If the script saved to {where} in this job, {ends}. If not, the run stops (recovery.requeue)"
 
 
 def _worst_case(plan: Plan) -> str:

@@ -102,6 +102,17 @@ def test_refusal_is_shown_whole(commands: Commands, tmp_path: Path) -> None:
     assert error.value.exit_code == 2
 
 
+def test_a_wrong_partition_is_told_from_those_that_there_are(commands: Commands, tmp_path: Path) -> None:
+    commands.make("sbatch", 'echo "sbatch: error: invalid partition specified: gpus" >&2; exit 1')
+    commands.make("sinfo", "echo gpu; echo cpu; echo gpu")
+    with pytest.raises(UserError) as error:
+        Slurm().submit(("sbatch", "job.sh"), tmp_path)
+    assert error.value.todo == "this cluster has: cpu, gpu; use --partition NAME, or resources.partition"
+    commands.make("sinfo", "exit 1")
+    with pytest.raises(UserError, match="change the setting that it names"):
+        Slurm().submit(("sbatch", "job.sh"), tmp_path)
+
+
 def test_no_answer_is_another_thing_than_a_refusal(commands: Commands, tmp_path: Path) -> None:
     text = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
     commands.make("sbatch", f'echo "{text}" >&2; exit 1')

@@ -598,3 +598,17 @@ def test_the_node_that_slurm_lost(folder: RunFolder, event: dict[str, object], n
     write_events(folder, {"event": "attempt_started"}, event)
     root = diagnose_run(folder).root
     assert root is not None and (root.first.cause.id, root.first.host) == ("node-failure", node)
+
+
+@pytest.mark.parametrize(
+    ("text", "job_id", "shown"),
+    [
+        ("slurmstepd: error: *** JOB 608 ON n1 CANCELLED AT 2026-08-12T02:06:12 ***", "", "sacct -j 608 "),
+        ("Received SIGINT death signal, shutting down workers", "77", "sacct -j 77 "),
+        ("Received SIGINT death signal, shutting down workers", "", "sacct -j JOB "),
+    ],
+)
+def test_advice_names_the_job(text: str, job_id: str, shown: str) -> None:
+    examination = Examination(job_id=job_id)
+    examination.read("job.log", io.BytesIO(text.encode()))
+    assert shown in examination.diagnose().fix

@@ -91,3 +91,14 @@ def test_weights_are_one_line(desk: Desk) -> None:
         line(lines, "share of a rank") == "node1* 2, *A100* 1.5, all others 1 (patterns match the node or device name)"
     )
     assert line(lines, "global batch").endswith("accumulation follows from the largest share")
+
+
+def test_what_the_ranks_run_in(desk: Desk) -> None:
+    bare = "container.runtime=none"
+    for setup, text in (
+        (["source '/home/a/my venv/bin/activate'"], "virtual environment /home/a/my venv, no container"),
+        (["source /c/conda.sh", "conda activate torch"], "conda environment torch, no container"),
+        (["module load x"], "python3, no container"),
+    ):
+        lines = report(desk, LM_JOB, bare, f"setup={setup}")
+        assert line(lines, "runs in") == text

@@ -13,7 +13,7 @@ SITE = (
 )
 AGAIN, CHAIN = "requeued", "followed by a new job (this site forbids requeues)"
 ASKED = "ranks are asked to save"
-SAVED, ELSE = "if the script saved in RUN/checkpoints in it, ", "; else the run stops there (recovery.requeue)"
+SAVED, ELSE = "If the script saved to RUN/checkpoints in this job, ", ". If not, the run stops (recovery.requeue)"
 
 
 def told(desk: Desk, *options: str, more: str = "", job: str = "name: n\nsite: s\ntrain: {script: a.py}\n") -> dict:
@@ -29,26 +29,26 @@ def told(desk: Desk, *options: str, more: str = "", job: str = "name: n\nsite: s
             (),
             "",
             f"the job is {AGAIN}",
-            f"{ASKED} 120 s before it; {SAVED}the job is {AGAIN} until training is done{ELSE}",
+            f"{ASKED} 120 s before it. {SAVED}the job is {AGAIN} until training is done{ELSE}",
         ),
         (
             ("recovery.requeue=never",),
             "",
             "the run fails",
-            f"{ASKED} 120 s before it; the run stops there",
+            f"{ASKED} 120 s before it; then the run stops",
         ),
         (
             ("resources.nodes={min: 2, max: 4, spares: 1}", "resources.time=2m"),
             "requeue: chain\n",
             f"a spare node replaces it, then the run continues on the other nodes (at least 2); with "
             f"fewer nodes, the job is {CHAIN}",
-            f"no save before it; {SAVED}the job is {CHAIN} until training is done{ELSE}",
+            f"no save before it. {SAVED}the job is {CHAIN} until training is done{ELSE}",
         ),
         (
             ("resources.nodes=1-2", "timeouts.stop=5m"),
             "",
             f"the run continues on the other nodes (at least 1); with fewer nodes, the job is {AGAIN}",
-            f"{ASKED} 300 s before it; {SAVED}the job is {AGAIN} until training is done{ELSE}",
+            f"{ASKED} 300 s before it. {SAVED}the job is {AGAIN} until training is done{ELSE}",
         ),
     ],
 )
