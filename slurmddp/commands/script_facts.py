@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from slurmddp.job.plan.model import Plan
 from slurmddp.launch.named_file import module_file
 from slurmddp.launch.prepare import Prepared
-from slurmddp.program.facts import Facts
+from slurmddp.program.facts import Facts, corrected
 from slurmddp.program.read import read_program
 from slurmddp.program.sentences import sentences
+from slurmddp.run.seen import seen
 from slurmddp.styled import labelled
 from slurmddp.visible import one_line
 
@@ -35,6 +37,10 @@ def script_dict(prepared: Prepared) -> dict[str, Any] | None:
     facts = _script_facts(plan)
     if facts is None:
         return None
+    program = plan.program
+    if program.in_snapshot and (showed := seen(Path(program.source), program.script)) is not None:
+        run, *answers = showed
+        facts = corrected(facts, dict(zip(showed._fields[1:], answers, strict=True)), run)
     given = {
         "train.resume_args": bool(job.train.resume_args),
         "checkpoint.watch": bool(job.checkpoint.watch),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 
@@ -58,12 +59,15 @@ class Place(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """detail: the framework, argument or value that decides; for UNKNOWN, on what it depends. May be empty."""
+    """detail: the framework, argument or value that decides; for UNKNOWN, on what it depends. seen: the run that showed
+    the answer, while the program's text says something else or nothing. Both may be empty.
+    """
 
     name: str
     answer: Answer
     places: tuple[Place, ...] = ()
     detail: str = ""
+    seen: str = ""
 
 
 class Unread(NamedTuple):
@@ -105,9 +109,23 @@ class Facts:
                     "answer": each.answer.value,
                     "places": [place._asdict() for place in each.places],
                     "detail": each.detail,
+                    "seen": each.seen,
                 }
                 for each in self.facts
             },
             "proposals": [each._asdict() for each in self.proposals],
             "not_read": [each._asdict() for each in self.unread],
         }
+
+
+def corrected(facts: Facts, showed: Mapping[str, bool | None], run: str) -> Facts:
+    """Return the facts, with those that a run of the script has shown; None: not shown."""
+
+    def of(fact: Fact) -> Fact:
+        answer = {True: YES, False: NO, None: fact.answer}[showed.get(fact.name)]
+        # A script that loads a save if an argument says so begins anew without it.
+        if answer is fact.answer or (fact.name == "loads" and fact.answer is YES and fact.detail):
+            return fact
+        return fact._replace(answer=answer, seen=run)
+
+    return replace(facts, facts=tuple(map(of, facts.facts)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from slurmddp.program.facts import NO, YES, Facts, Place
+from slurmddp.program.facts import NO, YES, Fact, Facts, Place
 
 
 class Sentence(NamedTuple):
@@ -50,9 +50,13 @@ def sentences(facts: Facts, ranks: int, *, resumes: bool = False, copied: bool =
     for name, answer, text, todo in (*(_RANKS if ranks > 1 else ()), *_ALWAYS):
         fact = facts[name]
         if fact.answer is answer and (copied or name != "data_beside_script"):
-            yield Sentence(fact.places[0] if fact.places else None, text, todo)
+            yield Sentence(fact.places[0] if fact.places else None, text + _seen(fact), todo)
     yield from _of_ranks(facts) if ranks > 1 else ()
     yield from _of_saves(facts, resumes)
+
+
+def _seen(fact: Fact) -> str:
+    return f" (seen in run {fact.seen})" if fact.seen else ""
 
 
 def _of_ranks(facts: Facts) -> Iterator[Sentence]:
@@ -80,8 +84,10 @@ def _of_saves(facts: Facts, resumes: bool) -> Iterator[Sentence]:
         yield Sentence(place, f"saves no {', no '.join(lacks)}: a resumed run starts that anew", "add it to the save")
     if loads.answer is NO:
         yield Sentence(
-            place, "loads no save: a start after a fault begins at step 1", "load the newest save at the start"
+            place,
+            "loads no save: a start after a fault begins at step 1" + _seen(loads),
+            "load the newest save at the start",
         )
-    elif loads.answer is YES and loads.detail and not resumes and facts["loads_alone"].answer is NO:
+    elif loads.answer is YES and loads.places and loads.detail and not resumes and facts["loads_alone"].answer is NO:
         text = f"loads a save only with {loads.detail}: without train.resume_args, it begins at step 1 after a fault"
         yield Sentence(loads.places[0], text)
