@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -29,7 +30,7 @@ from slurmddp.launch.python_environment import Environment, environments_here
 from slurmddp.launch.schemas import schema_file, schema_path
 from slurmddp.launch.this_machine import count_gpus
 from slurmddp.program.facts import Answer
-from slurmddp.program.read import is_training_program
+from slurmddp.program.read import is_training_program, read_program
 from slurmddp.render.engine import render
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.sites.draft.choose import Made, address, choose_site
@@ -287,10 +288,19 @@ def _text(
         in_container=runtime_named(container.get("runtime")).needs_image,
         environment=environment,
         setup=[unexpand(line) for line in environment.lines] if environment else [],
+        saves=_saves(script),
         image=None if choices.image is None else unexpand(choices.image),
         site_image=container.get("image"),
         slurm=profile.queues,
     )
+
+
+def _saves(script: str | None) -> dict[str, tuple[str, str]]:
+    """Return what the text of a script says of its saves: the value of each key for the job file, and why."""
+    facts = read_program(script, [os.path.dirname(script) or "."]) if script else None
+    if facts is None or facts["saves_in_run"].answer is Answer.YES:  # where slurmddp looks anyway
+        return {}
+    return {each.key: (unexpand(json.dumps(each.value)), each.why) for each in facts.proposals}
 
 
 def _name(path: Path, script: str | None, task: str | None) -> str:

@@ -66,7 +66,7 @@ def prepare(request: Request, *, strict: bool = True, cluster: Cluster | None = 
     context = Context(
         cwd=cwd,
         python=python_for_torch(request.environment),
-        resume_from=tuple(str(run.checkpoints) for run in resumed.runs),
+        resume_from=resumed.places(),
         inside=request.inside,
         allocation=_allocation(request.environment) if request.inside else None,
         save_seconds=resumed.longest_save,

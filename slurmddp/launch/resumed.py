@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from slurmddp.errors import UserError
-from slurmddp.job.document import read_file
+from slurmddp.job.document import RUN, read_file
+from slurmddp.job.plan.program import absolute
 from slurmddp.job.resolve import is_site_file
 from slurmddp.launch.find import find_run
+from slurmddp.records import saves
 from slurmddp.records.events import of
 from slurmddp.records.rank_events import CheckpointSaved
 from slurmddp.run import manifest
@@ -48,6 +51,11 @@ class Resumed:
                     return newest
         return None
 
+    def places(self) -> tuple[str, ...]:
+        """Return the folders with what the runs have saved: their checkpoints/, and others in the run folder."""
+        folders = [(run, folder) for run in self.runs for folder in (str(run.checkpoints), _elsewhere(run))]
+        return tuple(folder for run, folder in folders if folder.startswith(f"{run.path}/"))
+
     def start(self) -> str:
         """Return the run that is continued, and at which step, if that is known."""
         newest = self.newest_checkpoint()
@@ -74,11 +82,23 @@ def find_resumed(text: str | None, environment: Mapping[str, str]) -> Resumed:
     runs = [folder, *(RunFolder(path) for path in _earlier(folder) if path.is_dir())]
     # A checkpoint is a complete one of slurmddp, or whatever a framework has saved.
     saved = (path for run in runs for path in run.path.glob("checkpoints/[!.]*"))
-    if not any(layout.step_of(path) is None or layout.is_complete(path) for path in saved):
+    is_saved = any(layout.step_of(path) is None or layout.is_complete(path) for path in saved)
+    if not is_saved and not any(map(_elsewhere, runs)):
         raise UserError(
             f"run {folder.id} has no complete checkpoint yet", where="--resume", todo="submit its job without --resume"
         )
     return resumed_of(runs)
+
+
+def _elsewhere(run: RunFolder) -> str:
+    """Return the folder with the newest save of an own script in checkpoint.watch; empty without one."""
+    facts = manifest.read(run)
+    workdir = facts.get("workdir")
+    if not isinstance(workdir, str) or not run.job_yaml.is_file():
+        return ""
+    watch = (read_file(run.job_yaml, "resumed run", below=run.path).tree.get("checkpoint") or {}).get("watch") or ()
+    save = saves.newest(absolute(str(path).replace(RUN, str(run.path)), workdir) for path in watch)
+    return os.path.dirname(save.path) if save else ""
 
 
 def resumed_of(runs: Sequence[RunFolder]) -> Resumed:
@@ -100,11 +120,12 @@ def _earlier(folder: RunFolder) -> list[Path]:
     if not folder.job_json.is_file():
         earlier = manifest.read(folder).get("resumed_from")
         runs = [Path(text) for text in earlier if isinstance(text, str)] if isinstance(earlier, list) else []
-        if not runs and not any(folder.checkpoints.glob("[!.]*")):
+        if not runs and not any(folder.checkpoints.glob("[!.]*")) and not _elsewhere(folder):
             raise UserError(
                 f"run {folder.id} ran your own script, which has saved nothing in {folder.checkpoints}",
                 where="--resume",
-                todo="submit the script again, with its own option for resuming; or save there (docs/frameworks.md)",
+                todo="submit the script again, with its own option for resuming. To resume the next run, set "
+                "checkpoint.watch to where it saves (`slurmddp check` proposes it), or save there (docs/frameworks.md)",
             )
         return runs
     try:

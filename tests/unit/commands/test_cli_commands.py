@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -728,6 +729,24 @@ def test_a_run_of_a_framework_is_resumed_from_what_its_script_saved(ready: Desk,
     assert done.code == 0, done.err
     script = (Path(json.loads(done.out)["run_folder"]) / "node.sh").read_text()
     assert f"SLURMDDP_RESUME_FROM={first}/checkpoints # " in script
+
+
+@pytest.mark.parametrize("workdir", ["submit", "run"])
+def test_a_run_is_resumed_from_what_its_script_saved_where_the_job_says(ready: Desk, cli: Cli, workdir: str) -> None:
+    options = ("--workdir", workdir, "--set", "checkpoint.watch=[out]")
+    cli("submit", "train.py", "--site", "cores", *options)
+    first = only_run(ready)
+    refused = cli("resume", "last")
+    assert refused.code == 2 and "set checkpoint.watch to where it saves" in refused.err
+    out = (ready.project if workdir == "submit" else first / "work") / "out"
+    out.mkdir(parents=True)
+    (out / "last.pkl").write_bytes(pickle.dumps({"step": 3}))
+    done = cli("resume", "last", "--json", "--yes")
+    assert done.code == 0, done.err
+    folder = Path(json.loads(done.out)["run_folder"])
+    more = "" if workdir == "submit" else f":{out}"
+    assert f"SLURMDDP_RESUME_FROM={first}/checkpoints{more} # " in (folder / "node.sh").read_text()
+    assert "  watch:\n  - out\n" in (folder / "job.yaml").read_text()
 
 
 def test_a_run_foreground_that_fails_ends_with_its_cause(ready: Desk, cli: Cli) -> None:

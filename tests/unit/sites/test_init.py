@@ -111,6 +111,38 @@ def test_an_image_of_the_folder_is_taken_and_a_profile_is_drafted_once(cluster: 
     assert hidden["site"] == "generic" and "Alps-2.yaml exists" in hidden["notes"][0]
 
 
+SAVES = """
+import argparse
+import torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--resume")
+resume = parser.parse_args().resume
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.AdamW(model.parameters())
+first = 1
+if resume:
+    state = torch.load(resume)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    first = state["step"] + 1
+for step in range(first, 601):
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+    torch.save(state, "out/last.pt")
+"""
+
+
+def test_the_job_file_says_where_the_script_saves_and_how_it_loads(cluster: Desk, cli: Cli) -> None:
+    cluster.write("train.py", SAVES)
+    assert cli("init", "--yes", SLURM_CLUSTER_NAME="Alps 2").code == 0
+    text = (cluster.project / "job.yaml").read_text()
+    assert '\n  resume_args: ["--resume", "{checkpoint}"] ' in text and '\n  watch: ["out"] ' in text, text
+    cluster.write("torch.sif", SIF)
+    done = cli("submit", "job.yaml", "--image", "torch.sif", "--dry-run", SLURM_CLUSTER_NAME="Alps 2")
+    assert done.code == 0 and "/out" in done.out, done.err
+
+
 def test_a_file_that_exists_is_refused_before_anything_is_drafted(cluster: Desk, cli: Cli) -> None:
     cluster.write("job.yaml")
     assert cli("init").code == 2 and not (cluster.config / "sites" / "Alps-2.yaml").exists()
