@@ -4,7 +4,7 @@ import errno
 import os
 import socket
 import time
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from slurmddp.records.job_events import Heartbeats as Heard
 from slurmddp.records.job_events import NodeExcluded
@@ -52,7 +52,8 @@ class Receiver:
         self._socket.bind(("", 0))
         self._port, self._belongs = self._socket.getsockname()[1], os.urandom(8).hex()
         self.where = "{} {} {}".format(job.scheduler.host, self._port, self._belongs)
-        self._beats, self._began, self._told = Heartbeats(clock()), clock(), False
+        self._beats, self._began = Heartbeats(clock()), clock()
+        self._told: Optional[List[str]] = None  # nodes without heartbeats, as they were recorded
         self._addresses: Dict[str, Tuple[str, int]] = {}
         self._probes: Dict[str, socket.socket] = {}
 
@@ -101,9 +102,9 @@ class Receiver:
         return self._probes[node].connect_ex(self._addresses[node]) in _ANSWERS
 
     def _tell(self, now: float) -> None:
-        """Record once from which nodes there are heartbeats."""
+        """Record from which nodes there are no heartbeats, and when that changes."""
         nodes = [node for node in self._job.nodes.usable if node != self._job.scheduler.host]
         silent = [node for node in nodes if not self._beats.knows(node)]
-        if not self._told and (not silent or now - self._began > _FIRST):
-            self._told = True
+        if silent != self._told and (not silent or now - self._began > _FIRST):
+            self._told = silent
             self._job.event(Heard(len(nodes) - len(silent), " ".join(silent), self._port))

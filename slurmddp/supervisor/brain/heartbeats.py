@@ -7,6 +7,8 @@ ASK, LOST = 3.0, 5.0
 #: Seconds in which another node was heard, if the network of this one works; and without a look, after which this
 #: process was stopped or busy and may have missed heartbeats.
 _RECENT, _LATE = 2.0, 2.0
+#: Silent nodes at once that are more than a fault of nodes; asking each takes a descriptor.
+_MANY = 128
 NO_HEARTBEAT = "no heartbeat for {:.0f} s".format(LOST)
 
 
@@ -47,10 +49,11 @@ class Heartbeats:
         if late:
             self._alive = dict.fromkeys(self._alive, now)
         silent = {node: now - then for node, then in self._alive.items()}
-        if len(silent) > 1 and min(silent.values()) > _RECENT:
-            return Silent()  # of all nodes at once: this one is cut off, or none sends. Slurm knows which
+        ask = tuple(node for node, seconds in silent.items() if seconds > ASK)
+        if len(ask) > _MANY or (len(silent) > 1 and min(silent.values()) > _RECENT):
+            return Silent()  # a switch failed, this node is cut off, or none sends any more. Slurm knows which
         lost = tuple(node for node, seconds in silent.items() if seconds > LOST)
         for node in lost:
             del self._alive[node]
         self._lost.update(lost)
-        return Silent(tuple(node for node in self._alive if silent[node] > ASK), lost)
+        return Silent(tuple(node for node in ask if node not in lost), lost)

@@ -6,9 +6,11 @@ import itertools
 import json
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ import pytest
 
 from slurmddp.records.cause import Cause
 from slurmddp.records.job_events import JobEnded, NodeExcluded
+from slurmddp.records.signed import Key
 from slurmddp.records.stop import CANCELLED, StopRequest
 from slurmddp.supervisor import guard as module
 from slurmddp.supervisor import requeue, stopping
@@ -151,6 +154,29 @@ def test_a_purged_copy_of_the_code_stops_it_not(killed: Killed) -> None:
     """It has loaded its modules."""
     events = killed.terminate("requeue", "RaisedSignal:9", (killed.run / "code" / "slurmddp.zip").unlink)
     assert events[-1]["decision"] == "requeue" and killed.asked == "requeue"
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_it_sends_heartbeats_with_a_key_that_is_secret(
+    killed: Killed, mode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = killed.run / "rendezvous.key"
+    key.write_bytes(b"k" * 32)
+    key.chmod(mode)
+    received: list[bytes] = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(("127.0.0.1", 0))
+        receiver.settimeout(30 if mode == 0o600 else 2)
+        monkeypatch.setitem(WORDS, "heartbeats", f"localhost {receiver.getsockname()[1]} this-job")
+
+        def receive() -> None:
+            with suppress(TimeoutError):
+                received.extend(receiver.recv(1000) for _ in range(3))
+
+        assert killed.terminate("requeue", "NonZeroExitCode", receive) == []
+    opened = [Key(b"k" * 32).open(data, "heartbeat", "this-job").decode().split() for data in received]
+    numbers = [int(number) for number, _ in opened]
+    assert numbers == sorted(set(numbers)) and [node for _, node in opened] == ["node1"] * (3 if mode == 0o600 else 0)
 
 
 def test_the_arguments_of_the_supervisor_are_handed_on() -> None:

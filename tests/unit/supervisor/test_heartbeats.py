@@ -12,7 +12,9 @@ import pytest
 from slurmddp.records.job_events import Heartbeats as Heard
 from slurmddp.records.job_events import NodeExcluded
 from slurmddp.records.signed import Key
+from slurmddp.supervisor import order
 from slurmddp.supervisor.brain.heartbeats import Heartbeats, Silent
+from slurmddp.supervisor.folder import Unavailable
 from slurmddp.supervisor.heartbeats import Receiver, Sender
 from slurmddp.supervisor.job import Nodes
 from slurmddp.supervisor.loop import Loop
@@ -93,6 +95,9 @@ def test_silence_of_all_nodes_at_once_says_nothing_of_them() -> None:
     cluster.run(10)
     assert cluster.run(60, "node2", "node3", "node4") == []
     assert [node for _, node in cluster.run(2, "node4")] == ["node4"], "the network is back"
+    racks = Cluster(*map(str, range(400)))
+    racks.run(10)
+    assert racks.run(20, *map(str, range(200))) == [] and len(racks.run(20, *map(str, range(100)))) == 100
     alone = Cluster("node2")
     alone.run(10)
     assert [node for _, node in alone.run(6, "node2")] == ["node2"]
@@ -166,6 +171,7 @@ def test_forged_heartbeats_neither_keep_a_node_nor_lose_one(wrong: dict[str, Any
     assert stage.pass_time(61, "node1", "node2", "node3", **wrong) == []
     assert stage.events == [Heard(0, "node1 node2 node3", stage.port)]
     stage.pass_time(5, "node1", "node2", "node3")
+    assert stage.events[-1] == Heard(3, "", stage.port)
     for _ in range(12):
         stage.send(b"\0" * 1000)
         stage.pass_time(0.5, "node2", **wrong)
@@ -188,6 +194,27 @@ def test_a_node_is_not_lost_with_its_guard() -> None:
     stage = Stage("node1 node2", "node1 node2 node3")
     stage.pass_time(5, "node1", "node2", "node3")
     assert stage.pass_time(60, "node1", "node3") == [] and stage.killed == []
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_without_a_key_the_job_starts_without_heartbeats(works: bool) -> None:
+    stage, said, regular = Stage(), [], []  # type: Stage, list[str], list[float]
+
+    def ask(name: str) -> str:
+        if not works:
+            raise Unavailable("UnsafeKeyError: other users can read the run's key")
+        return KEY.secret.hex()
+
+    job = stage.job
+    job.folder, job.values, job.say = (
+        SimpleNamespace(ask=ask),
+        SimpleNamespace(words={"heartbeats": "yes"}),
+        said.append,
+    )
+    job.loop = SimpleNamespace(watch=lambda *_: None, every=lambda seconds, _: regular.append(seconds))
+    order._hear_nodes(job)
+    handed = job.values.words["heartbeats"].split()
+    assert (handed[:1], regular, len(said)) == ((["localhost"], [0.5], 0) if works else ([], [], 1))
 
 
 def test_the_loop_calls_regularly_beside_what_it_waits_for() -> None:
