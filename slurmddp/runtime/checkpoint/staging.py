@@ -6,6 +6,7 @@ after a fork, each page of an inherited one would be copied again on the next sa
 
 import contextlib
 import mmap
+import weakref
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -74,14 +75,21 @@ class _GpuCopies:
     """Copies into pinned memory on a stream of their own."""
 
     def __init__(self, memory: mmap.mmap, size: int, device: torch.device) -> None:
-        # Registering what we have: torch's own pinned memory comes in powers of two.
-        self._address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-        # Where the driver refuses, the copies are still right, and hold up the steps for as long as they take.
-        self._driver: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        self._pinned = int(self._driver.cudaHostRegister(self._address, size, 0)) == 0
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        # Registering what we have: torch's own pinned memory comes in powers of two.
+        address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+        driver: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        registered = int(driver.cudaHostRegister(address, size, 0)) == 0
+        if not registered:
+            # The copies are still right, and hold up the steps for as long as they take. CUDA keeps the refusal for
+            # its next check of a kernel, which raises it: this one's.
+            with contextlib.suppress(RuntimeError):
+                torch.zeros(1, device=device)
+        # Also without a `close`: an address that was unmapped while registered is refused when it is used again.
+        self.close = weakref.finalize(self, _release, driver, memory, address if registered else None, self._done)
+        self.close.atexit = False
 
     def start(self, first: list[Pair], later: list[Pair]) -> None:
         present = torch.cuda.current_stream(self._device)
@@ -97,10 +105,12 @@ class _GpuCopies:
     def wait(self) -> None:
         self._done.synchronize()
 
-    def close(self) -> None:
-        self.wait()
-        if self._pinned:
-            self._driver.cudaHostUnregister(self._address)
+
+def _release(driver: Any, memory: mmap.mmap, address: int | None, done: Any) -> None:
+    """End the copies into `memory`, which is mapped until then, and give it back to the GPU's driver."""
+    done.synchronize()
+    if address is not None:
+        driver.cudaHostUnregister(address)
 
 
 def _copy(pairs: list[Pair], non_blocking: bool = False) -> None:
