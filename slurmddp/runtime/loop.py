@@ -142,15 +142,19 @@ class Trainer:
             for step in range(start.step + 1, self._steps + 1):
                 watch.enter("step", step)
                 rate = session.rate * optimizer.ratio(train.schedule, step - 1, self._steps)
-                outcome = session.stepper.run(
+                outcomes = session.stepper.run(
                     micros, step=step, rate=rate, flags=self._flags(), before_update=self._checkpointing.before_update
                 )
                 self._step = step
-                if trace is not None:
-                    trace.write({"step": step, "ids": outcome.ids})
-                self._after(outcome, rate)
+                # A request of the step before is one of this step, too: all of it is met here, once.
+                if self._needs_outcome(step) or any(any(known.flags) for known in outcomes):
+                    outcomes += session.stepper.settle()
+                for outcome in outcomes:
+                    if trace is not None:
+                        trace.write({"step": outcome.step, "ids": outcome.ids})
+                self._after(outcomes)
                 collect(step)
-                yield outcome
+                yield from outcomes
                 if self._stopped:
                     return
 
@@ -179,9 +183,14 @@ class Trainer:
             profile=self._profiling.wanted,
         )
 
-    def _after(self, outcome: Outcome, rate: float) -> None:
-        """Do what follows a step: compare the replicas, save, report, evaluate."""
-        session, step, flags = self.session, self._step, outcome.flags
+    def _needs_outcome(self, step: int) -> bool:
+        """Return whether a step is the last, or one whose state is saved or evaluated: its numbers are read at once."""
+        return step == self._steps or self._checkpointing.wanted_after(step) or self._evaluates_after(step)
+
+    def _after(self, outcomes: list[Outcome]) -> None:
+        """Do what follows a step: compare the replicas, save, report, evaluate. `outcomes`: those that are new."""
+        session, step = self.session, self._step
+        flags = StepFlags(*map(any, zip(*(outcome.flags for outcome in outcomes), strict=True)))
         if flags.give_up:
             self._checkpointing.settle()
             why = self._checkpointing.lost
@@ -204,7 +213,7 @@ class Trainer:
         self._checkpointing.poll()
         session.timer.mark(CHECKPOINT)
         session.timer.end()
-        self._reporter.step(step, outcome, rate)
+        self._reporter.step(outcomes, last=self._stopped or step == self._steps)
         self._profiling.step(step, flags.profile)
         if not self._stopped and step < self._steps and self._evaluates_after(step):
             self._evaluate()

@@ -58,14 +58,21 @@ class Reporter:
         """Seconds that have just passed count for no speed."""
         self._speed.pause(seconds)
 
-    def step(self, step: int, outcome: Outcome, rate: float) -> None:
-        """After a step's `timer.end()`. Every rank has to call it."""
-        session = self._session
+    def step(self, outcomes: list[Outcome], *, last: bool) -> None:
+        """After a step's `timer.end()`. Every rank has to call it.
+
+        `outcomes`: those read since the last call, in order. `last`: the attempt ends with the last of them.
+        """
         self._say(self._stragglers.step())
-        if outcome.flags.probe:
+        if any(outcome.flags.probe for outcome in outcomes):
             report, notices = self._stragglers.probe()
-            session.record(LinksProbed(report.host, round(report.factor, 2), report.text()))
+            self._session.record(LinksProbed(report.host, round(report.factor, 2), report.text()))
             self._say(notices)
+        for outcome in outcomes:
+            self._outcome(outcome, last=last and outcome is outcomes[-1])
+
+    def _outcome(self, outcome: Outcome, *, last: bool) -> None:
+        session, step = self._session, outcome.step
         self._speed.add(session.job.batch.total, outcome.targets)
         self._computed += outcome.computed
         self._padding += outcome.padding
@@ -80,7 +87,7 @@ class Reporter:
             self._row = 0
         self._tell(step)
         if self._metrics is not None:
-            self._log(self._metrics, step, outcome, rate)
+            self._log(self._metrics, outcome, last=last)
 
     def left(self) -> None:
         """Training is left, however it ends: the breaker has to know how far it came."""
@@ -125,12 +132,12 @@ class Reporter:
             self._session.console.warn(f"straggler: {notice.text()}")
             self._session.record(notice.event())
 
-    def _log(self, metrics: Journal, step: int, outcome: Outcome, rate: float) -> None:
+    def _log(self, metrics: Journal, outcome: Outcome, *, last: bool) -> None:
         """Log every log_every steps, and the attempt's first and last; on rank 0."""
-        session, steps = self._session, self._session.job.train.steps
+        session, steps, step = self._session, self._session.job.train.steps, outcome.step
         if step == self._start.step + 1:
             session.record(FirstStep(step, round(time.monotonic() - self._began, 3)))
-        elif step % session.job.train.log_every and step != steps and not outcome.flags.stop:
+        elif step % session.job.train.log_every and not last:
             return
         unit = session.data.task.unit
         samples_speed, targets_speed = self._speed.read()
@@ -139,7 +146,7 @@ class Reporter:
         facts: dict[str, object] = {
             "epoch": round(samples / session.data.length, 6),
             **outcome.means,
-            "lr": rate,
+            "lr": outcome.rate,
             "grad_norm": outcome.grad_norm,
             "samples": samples,
             "samples_per_second": round(samples_speed, 3),
@@ -158,7 +165,7 @@ class Reporter:
             step=step,
             steps=steps,
             loss=outcome.means["loss"],
-            rate=rate,
+            rate=outcome.rate,
             speed=targets_speed,
             unit=unit,
             eta=self._speed.eta(steps - step),

@@ -162,7 +162,7 @@ def _model(job: Job, joined: world.World, task: Task, timer: StepTimer) -> tuple
     randomness.seed_all(randomness.derive(train.seed, "model"))
     bare: nn.Module = joined.together(task.build_model)
     randomness.seed_all(randomness.derive(train.seed, 0, joined.rank))
-    together = wrap(bare, job, joined, lambda index, is_last: timer.bucket(), timer.mark)
+    together = wrap(bare, job, joined, timer.mark)
     optim = optimizer.build(together.module, train.optimizer)
     scaler = torch.amp.GradScaler(joined.device.type, enabled=train.precision == "fp16")
     return Trained(together.module, optim, scaler), together

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,7 +12,7 @@ from slurmddp.runtime.checkpoint.state import Trained
 from slurmddp.runtime.data.loading import Micro, to_device
 from slurmddp.runtime.errors import NotFiniteError, RuntimeFailure
 from slurmddp.runtime.job import Job
-from slurmddp.runtime.measure.loss_accumulator import LossAccumulator, Totals
+from slurmddp.runtime.measure.loss_accumulator import BAD, COUNT, LossAccumulator, Totals
 from slurmddp.runtime.measure.timing import BACKWARD, DATA, FORWARD, NETWORK, OPTIMIZER, StepTimer
 from slurmddp.runtime.nonfinite_report import Blame
 from slurmddp.runtime.parallel.model import Parallel
@@ -39,17 +39,21 @@ class StepFlags(NamedTuple):
 
 _FILLED = len(StepFlags._fields)
 _COMPUTED = _FILLED + 1
+#: Where numbers are read late.
+_NORM = _COMPUTED + 1
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step gave, the same on every rank but for `ids`.
+    """What a step gave, the same on every rank but for `ids`. `rate`: its learning rate.
 
     `means`: loss per target and metrics over the global batch. `targets`: how many. `computed`: tokens that the model
     computed, `padding` of which are padding; both 0 if the task does not tell. `skipped`: why the weights stayed
     as they were. `ids`: samples that this rank used.
     """
 
+    step: int
+    rate: float
     means: dict[str, float]
     targets: int
     computed: int
@@ -60,6 +64,15 @@ class Outcome:
     ids: list[int]
 
 
+class _Step(NamedTuple):
+    """A step whose numbers are still on their way."""
+
+    number: int
+    rate: float
+    totals: Totals
+    used: list[tuple[Micro, torch.Tensor]]
+
+
 class Stepper:
     """Runs steps. The gradient is d(sum of the global batch's losses)/d(weights) / its number of targets.
 
@@ -67,11 +80,22 @@ class Stepper:
     assumed number of targets for the whole batch (and multiplied by what the exchange of gradients divides by), which
     keeps gradients in a sane range for fp16; where the true number, reduced meanwhile, is another one, gradients are
     rescaled once.
+
+    A GPU is not waited for in a step. Its numbers are read in the next one, with that one's passes in the GPU's queue
+    and before that one's update: until then the GPU itself skips the update of a step that is not finite.
     """
 
     def __init__(
-        self, world: World, task: Task, parallel: Parallel, trained: Trained, job: Job, timer: StepTimer
+        self,
+        world: World,
+        task: Task,
+        parallel: Parallel,
+        trained: Trained,
+        job: Job,
+        timer: StepTimer,
+        late: bool | None = None,
     ) -> None:
+        """`late`: whether numbers are read a step late; by default on a GPU, where the optimizer can skip an update."""
         self._world = world
         # With gloo, a group of its own keeps the sums out of the gradients' way. A GPU's sums stay on it, with nccl.
         self._sums_group = world.coordination if world.device.type == "cpu" else None
@@ -85,6 +109,8 @@ class Stepper:
         self._clip = job.train.optimizer.clip or math.inf
         self._assumed = job.batch.total * task.targets_per_sample
         self._skipped_in_a_row = 0
+        self._late = _can_be_late(world, parallel, trained) if late is None else late
+        self._launched: _Step | None = None
         # Kept until the next step, as BucketSums keeps its tensors.
         self._reduction: Totals | None = None
         #: The last step that changed the weights; 0 before the first of this attempt.
@@ -113,38 +139,78 @@ class Stepper:
 
     def run(
         self, micros: Iterator[Micro], *, step: int, rate: float, flags: StepFlags, before_update: Callable[[], None]
-    ) -> Outcome:
+    ) -> list[Outcome]:
         """Make step number `step` (the first is 1) with learning rate `rate`; `flags` are this rank's own.
 
-        `before_update` is called right before the weights change. Raises NotFiniteError on all ranks, before that,
-        where a loss or gradient is not finite and the job says to stop; StopIteration where the micro batches have
-        run out.
+        Returns the outcomes read by now: this step's, or where numbers are read late, that of the step before, if
+        `settle` has not returned it. `before_update` is called right before the weights change. Raises NotFiniteError
+        on all ranks, before that, where a loss or gradient is not finite and the job says to stop; StopIteration where
+        the micro batches have run out.
         """
         self._timer.begin()
         self._parallel.clear_gradients()
         reduction, used = self._gradients(micros, flags)
-        reduction.arrive()
+        reduction.pending.arrive()
         self._timer.mark(NETWORK)
         self._scaler.unscale_(self._optimizer)
-        # A GPU is waited for once in a step, from here on: with all that it has to do for these numbers in its queue.
         unscaled = self._parallel.gradients_norm()
-        totals = reduction.wait()
-        if totals.count == 0 and not totals.not_finite:
-            raise RuntimeFailure(f"step {step}: the global batch has no {self._task.unit} to train on", shared=True)
+        made = _Step(step, rate, reduction, used)
+        # Fused SGD makes its momentum in its first update, and leaves it undefined if it skips that one.
+        if self._late and self.changed_in:
+            outcomes = self._finish_late(made, unscaled, before_update)
+        else:
+            outcomes = [self._finish(made, unscaled, before_update)]
+        self._timer.mark(OPTIMIZER)
+        return outcomes
+
+    def settle(self) -> list[Outcome]:
+        """Return the last step's outcome, where that has not been returned yet, once it is there. Raises as `run`."""
+        made, self._launched = self._launched, None
+        return [] if made is None else [self._outcome(made, made.totals.wait().extra(_NORM))]
+
+    def _finish(self, made: _Step, unscaled: torch.Tensor, before_update: Callable[[], None]) -> Outcome:
+        """Read the numbers of a step, a GPU's only wait in it, and update the weights."""
+        totals = made.totals.wait()
         # At their true scale, and clipped.
         scale = self._assumed / totals.count if totals.count else 1.0
-        norm = self._parallel.finish_gradients(unscaled, scale, self._clip)
+        outcome = self._outcome(made, self._parallel.finish_gradients(unscaled, scale, self._clip))
+        before_update()
+        if outcome.skipped is None:
+            self._update(made.rate)
+        return outcome
+
+    def _finish_late(self, made: _Step, unscaled: torch.Tensor, before_update: Callable[[], None]) -> list[Outcome]:
+        """Read the numbers of the step before, then have the device update the weights if this step is finite."""
+        before, sums = self.settle(), made.totals.pending.vector
+        scale = sums.new_full((), self._assumed) / sums[COUNT]
+        norm = self._parallel.finish_on_device(unscaled.double(), scale, self._clip)
+        optimizer: Any = self._optimizer
+        # By it, fused optimizers skip an update, as torch's GradScaler has them do.
+        optimizer.found_inf = (~norm.isfinite() | (sums[BAD] > 0)).float()
+        before_update()
+        self._update(made.rate)
+        made.totals.pending.send(norm)
+        self._launched = made
+        return before
+
+    def _update(self, rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+
+    def _outcome(self, made: _Step, norm: float) -> Outcome:
+        """Return what a step gave, once its numbers are read. Raises as `run`."""
+        step, rate, totals, used = made
+        if totals.count == 0 and not totals.not_finite:
+            raise RuntimeFailure(f"step {step}: the global batch has no {self._task.unit} to train on", shared=True)
         finite = not totals.not_finite and math.isfinite(norm)
         skipped = None if finite else self._skip(step, totals, used)
-        before_update()
         if skipped is None:
             self._skipped_in_a_row, self.changed_in = 0, step
-            for group in self._optimizer.param_groups:
-                group["lr"] = rate
-            self._scaler.step(self._optimizer)
-            self._scaler.update()
-        self._timer.mark(OPTIMIZER)
         return Outcome(
+            step=step,
+            rate=rate,
             means=dict.fromkeys(totals.means(), math.nan) if totals.not_finite else totals.means(),
             targets=totals.count,
             computed=round(totals.extra(_COMPUTED)),
@@ -204,3 +270,15 @@ class Stepper:
         # Under "skip" the scale stays; told so, the scaler forgets what it has seen of this step.
         self._scaler.update(self._scaler.get_scale() / (2 if self._policy == "halve" else 1))
         return text
+
+
+def _can_be_late(world: World, parallel: Parallel, trained: Trained) -> bool:
+    """Return whether steps need not wait for their numbers: a GPU that can clip, and skip an update, by itself."""
+    groups = trained.optimizer.param_groups
+    return (
+        world.device.type == "cuda"
+        and not parallel.lockstep
+        and not trained.scaler.is_enabled()
+        and all(group["fused"] for group in groups)
+        and all(item.dtype == torch.float32 for group in groups for item in group["params"])
+    )

@@ -106,11 +106,10 @@ class Training:
 
     def __init__(self, joined: World, kind: str, *, seed: int = 0, dropout: float = 0.0, **changes: Any) -> None:
         self.world, self.kind = joined, kind
-        self.buckets: list[tuple[int, bool]] = []
         wanted = job.parse(make_job(**changes))
         bare = build(kind, seed, dropout)
         torch.manual_seed(joined.rank)
-        self.parallel = wrap(bare, wanted, joined, lambda index, last: self.buckets.append((index, last)))
+        self.parallel = wrap(bare, wanted, joined)
         optim = optimizer.build(self.parallel.module, wanted.train.optimizer)
         scaler = torch.amp.GradScaler("cpu", enabled=wanted.train.precision == "fp16", init_scale=256.0)
         self.trained = state.Trained(self.parallel.module, optim, scaler)
@@ -358,25 +357,6 @@ def test_what_the_user_can_put_right(ranks: Ranks, wrong: Any, said: str) -> Non
         ranks(2, wrong)
     assert {name for name, _ in caught.value.failures.values()} == {"UserError"}
     assert all(said in message for _, message in caught.value.failures.values())
-
-
-def buckets(joined: World) -> list[list[tuple[int, bool]]]:
-    training = Training(joined, "gpt", train__ddp__bucket_mb=0.005)
-    seen = []
-    for step in range(0, 6, 2):  # 7 samples: two micro batches.
-        training.buckets.clear()
-        training.step(step)
-        seen.append(list(training.buckets))
-    return seen
-
-
-@pytest.mark.ranks(2)
-def test_buckets_are_told_once_a_step(ranks: Ranks) -> None:
-    for steps in ranks(2, buckets):
-        for seen in steps[1:]:  # DDP regroups them after the first.
-            assert len(seen) > 1
-            assert [index for index, _ in seen] == list(range(len(seen)))
-            assert [last for _, last in seen] == [False] * (len(seen) - 1) + [True]
 
 
 def test_the_norm_of_a_long_tensor_is_exact() -> None:

@@ -18,7 +18,7 @@ from slurmddp.runtime.data.order import SampleOrder
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.evaluation import evaluate
 from slurmddp.runtime.measure.timing import StepTimer
-from slurmddp.runtime.parallel.replicating import BucketSums, OnBucket
+from slurmddp.runtime.parallel.replicating import BucketSums
 from slurmddp.runtime.parallel.wrap import wrap
 from slurmddp.runtime.step import Outcome, StepFlags, Stepper
 from slurmddp.runtime.tasks.protocol import Loss
@@ -42,14 +42,13 @@ def prepared(
     precision: str = "fp32",
     *,
     task: toy.Toy | None = None,
-    on_bucket: OnBucket | None = None,
 ) -> tuple[Stepper, torch.nn.Module, Iterator[loading.Micro]]:
     """What makes steps over the first global batches, the bare model, and this rank's micro batches."""
     wanted = job.parse(make_job(batch__global=total, batch__micro=micro, train__precision=precision, **NORMAL))
     task = task or toy.Toy({}, {})
     bare = model_of(task)
     scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16", init_scale=256.0)
-    together = wrap(bare, wanted, joined, on_bucket)
+    together = wrap(bare, wanted, joined)
     trained = Trained(bare, optimizer.build(bare, wanted.train.optimizer), scaler)
     lists = loading.training_lists(
         SampleOrder(23, 1), start=0, steps=3, total=total, micro=micro, world=joined.size, rank=joined.rank
@@ -62,7 +61,7 @@ def gradients_of_step(joined: World, total: int, micro: int, precision: str) -> 
     """One step over the first global batch on all ranks: gradients, loss, targets."""
     stepper, bare, micros = prepared(joined, total, micro, precision)
     flags = StepFlags(stop=joined.rank == 1)
-    outcome = stepper.run(micros, step=1, rate=0.0, flags=flags, before_update=lambda: None)
+    [outcome] = stepper.run(micros, step=1, rate=0.0, flags=flags, before_update=lambda: None)
     assert outcome.flags == StepFlags(stop=joined.size > 1)
     gradients = [parameter.grad.clone() for parameter in bare.parameters() if parameter.grad is not None]
     return gradients, outcome.means["loss"], outcome.targets
@@ -114,13 +113,20 @@ def collectives_of_step(joined: World) -> tuple[int, int, int]:
     DDP exchanges more in the first two, to regroup its buckets.
     """
     buckets: list[int] = []
-    stepper, _, micros = prepared(joined, 7, 2, on_bucket=lambda index, last: buckets.append(index))
+    stepper, _, micros = prepared(joined, 7, 2)
+    begin = BucketSums.begin
+
+    def count(sums: BucketSums, bucket: Any) -> Any:
+        buckets.append(bucket.index())
+        return begin(sums, bucket)
+
     groups = [dist.group.WORLD, joined.coordination]
     before = [0, 0]
     for step in (1, 2, 3):
         buckets.clear()
         before = [group._get_sequence_number_for_group() for group in groups]
-        stepper.run(micros, step=step, rate=0.0, flags=StepFlags(), before_update=lambda: None)
+        with mock.patch.object(BucketSums, "begin", count):
+            stepper.run(micros, step=step, rate=0.0, flags=StepFlags(), before_update=lambda: None)
     world, coordination = (
         group._get_sequence_number_for_group() - count for group, count in zip(groups, before, strict=True)
     )
@@ -151,9 +157,17 @@ class Late(toy.Toy):
 
 def step_with_a_late_rank(joined: World, bucket: Path) -> Outcome:
     task = Late(joined.rank == 1, bucket)
-    stepper, _, micros = prepared(joined, 2, 1, task=task, on_bucket=lambda index, last: bucket.touch())
+    stepper, _, micros = prepared(joined, 2, 1, task=task)
     flags = StepFlags(stop=joined.rank == 1, save=joined.rank == 0)
-    return stepper.run(micros, step=1, rate=0.0, flags=flags, before_update=lambda: None)
+    begin = BucketSums.begin
+
+    def touch(sums: BucketSums, ready: Any) -> Any:
+        bucket.touch()
+        return begin(sums, ready)
+
+    with mock.patch.object(BucketSums, "begin", touch):
+        [outcome] = stepper.run(micros, step=1, rate=0.0, flags=flags, before_update=lambda: None)
+    return outcome
 
 
 @pytest.mark.ranks(2)
@@ -169,17 +183,15 @@ def futures_of_buckets(joined: World, begun: Path) -> list[bool]:
     begin = BucketSums.begin
 
     def look(sums: BucketSums, bucket: Any) -> Any:
+        until = time.monotonic() + 60
+        while joined.rank == 1 and not begun.exists() and time.monotonic() < until:
+            time.sleep(0.01)
         future = begin(sums, bucket)
         done.append(future.done())
         begun.touch()
         return future
 
-    def wait(index: int, last: bool) -> None:
-        until = time.monotonic() + 60
-        while joined.rank == 1 and not begun.exists() and time.monotonic() < until:
-            time.sleep(0.01)
-
-    stepper, _, micros = prepared(joined, 2, 1, on_bucket=wait)
+    stepper, _, micros = prepared(joined, 2, 1)
     with mock.patch.object(BucketSums, "begin", look):
         stepper.run(micros, step=1, rate=0.0, flags=StepFlags(), before_update=lambda: None)
     return done

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,10 +18,11 @@ from torch.utils.checkpoint import checkpoint
 
 from slurmddp.runtime import housekeeping
 from slurmddp.runtime.housekeeping import collector
+from slurmddp.runtime.job import Ddp
 from slurmddp.runtime.measure import cards, meter, peak, timing
 from slurmddp.runtime.measure.meter import Meter
 from slurmddp.runtime.measure.timing import DeviceClock, HostClock, StepTimer
-from slurmddp.runtime.parallel.replicating import BucketSums
+from slurmddp.runtime.parallel.replicating import BucketSums, Replicated
 from slurmddp.runtime.world import World
 
 from .harness import Ranks
@@ -58,17 +60,15 @@ class TestParts:
             passes(4, "backward")
         passes(1, "data")
         passes(2, "forward")
-        for seconds in (5, 1, 2):  # three buckets
-            clock.now += seconds
-            timer.bucket()
-        passes(10, "backward")
+        passes(8, "backward")
+        passes(10, "network")
         passes(20, "optimizer")
         clock.now += 0.5
         timer.end()
-        expected = {"data": 3, "forward": 6, "backward": 13, "overlap": 3, "network": 10, "optimizer": 20, "other": 0.5}
+        expected = {"data": 3, "forward": 6, "backward": 16, "network": 10, "optimizer": 20, "other": 0.5}
         window = timer.window()
         assert (window.steps, window.seconds, window.sums) == (1, 55.5, expected)
-        assert window.mean("forward", "backward") == 19
+        assert window.mean("forward", "backward") == 22
 
     def test_windows_begin_where_the_last_ended_for_each_reader(self) -> None:
         clock = Hand()
@@ -110,8 +110,7 @@ class TestParts:
     def test_outside_of_a_step_nothing_counts(self) -> None:
         clock = Hand()
         timer = StepTimer(clock=clock)
-        timer.bucket()  # a backward pass to warm up
-        timer.mark("forward")
+        timer.mark("forward")  # a pass to warm up
         timer.end()
         assert timer.window().steps == 0
         timer.begin()
@@ -178,9 +177,9 @@ class TestDevice:
             Host.now += 1
             timer.mark("forward")
             Host.now += 1
-            timer.bucket()  # the only one: first and last
-            Host.now += 1
             timer.mark("backward")
+            Host.now += 1
+            timer.mark("network")
             timer.end()
 
     def test_reads_late_reuses_events_and_never_waits(self) -> None:
@@ -192,7 +191,7 @@ class TestDevice:
         FakeEvent.device = 6.5  # in the third step
         window = timer.window()
         assert window.steps == 2
-        assert window.sums == {"forward": 2, "backward": 2, "overlap": 0, "network": 2, "other": 0}
+        assert window.sums == {"forward": 2, "backward": 2, "network": 2, "other": 0}
         for _ in range(50):
             FakeEvent.device = Host.now
             self.steps(timer, 3)
@@ -214,37 +213,35 @@ class TestDevice:
 
 
 @pytest.mark.ranks(2)
-def test_buckets_split_the_backward_pass_and_gradients_stay(ranks: Ranks) -> None:
-    for parts, plain, hooked, steps in ranks(2, _hooked):
-        assert {"backward", "overlap", "network"} <= set(parts)
-        assert min(parts["backward"], parts["overlap"], parts["network"]) > 0
-        assert steps == 3
-        for one, other in zip(plain, hooked, strict=True):
-            torch.testing.assert_close(2 * one, other)  # The mean of two ranks, and their sum.
+def test_waits_split_the_backward_pass_whoever_exchanges_gradients(ranks: Ranks) -> None:
+    for hooked, ddps_own in ranks(2, _both_exchanges):
+        for parts, _ in (hooked, ddps_own):
+            assert set(parts) == {"forward", "backward", "network", "other"}
+            assert min(parts["backward"], parts["network"]) > 0
+        for one, other in zip(hooked[1], ddps_own[1], strict=True):
+            assert torch.equal(one, other)  # The sum of two ranks, and their mean of what is twice as large.
 
 
-def _hooked(world: World) -> tuple[dict[str, float], list[torch.Tensor], list[torch.Tensor], int]:
-    gradients = []
-    timer = StepTimer()
-    for hook in (False, True):
+def _both_exchanges(world: World) -> list[tuple[dict[str, float], list[torch.Tensor]]]:
+    found = []
+    for hooked in (True, False):
+        timer = StepTimer()
         torch.manual_seed(0)
         layers = nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)])
-        model = DistributedDataParallel(layers, bucket_cap_mb=0.02, gradient_as_bucket_view=True)
-        if hook:
-            sums = BucketSums(model, lambda index, last: timer.bucket(), bf16=False)
+        parallel = Replicated(layers, world, Ddp(False, 0.02, "none"), timer.mark, hooked=hooked)
         for _ in range(3):
             timer.begin()
-            model.zero_grad()
-            total = model(torch.full((5, 64), world.rank + 1.0)).square().sum()
-            timer.mark("forward")
-            total.backward()
-            if hook:
-                sums.wait()
-            timer.mark("backward")
+            parallel.clear_gradients()
+            with parallel.exchanging(last=True):
+                total = parallel.model(torch.full((5, 64), world.rank + 1.0)).square().sum()
+                timer.mark("forward")
+                with mock.patch.object(BucketSums, "begin", side_effect=BucketSums.begin, autospec=True) as begin:
+                    parallel.backward(total * parallel.divides_by)
+                assert bool(begin.called) == hooked, "no Python for a bucket"
             timer.end()
-        gradients.append([parameter.grad.clone() for parameter in layers.parameters() if parameter.grad is not None])
-        window = timer.window()
-    return window.sums, gradients[0], gradients[1], window.steps
+        gradients = [parameter.grad.clone() for parameter in layers.parameters() if parameter.grad is not None]
+        found.append((timer.window().sums, gradients))
+    return found
 
 
 class Block(nn.Module):

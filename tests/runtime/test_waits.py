@@ -30,7 +30,7 @@ def passes(joined: World, mark: Any, steps: int, **options: Any) -> None:
         last = bare.blocks[1].get_submodule("out")
         last.register_forward_hook(sleep)
         last.register_forward_hook(lambda module, args, output: output.register_hook(sleep) and None)
-    parallel = wrap(bare, job.parse(make_job(**options)), joined, None, mark)
+    parallel = wrap(bare, job.parse(make_job(**options)), joined, mark)
     for step in range(steps):
         mark("begin")
         parallel.clear_gradients()
@@ -68,9 +68,15 @@ def test_each_hook_of_fsdp_is_marked(ranks: Ranks, options: dict[str, Any]) -> N
 
 
 @pytest.mark.ranks(2)
-def test_the_wait_for_a_slow_rank_is_network(ranks: Ranks) -> None:
+def test_ddps_wait_at_the_end_of_the_pass_is_marked(ranks: Ranks) -> None:
+    assert ranks(2, marks, {}) == 2 * [["begin", FORWARD, BACKWARD, NETWORK, BACKWARD, "end"]]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("shard", [1, 2])
+def test_the_wait_for_a_slow_rank_is_network(ranks: Ranks, shard: int) -> None:
     """It is the fast rank's: it cannot gather or reduce before the slow one does."""
-    fast, slow = ranks(2, seconds, {"parallel__shard": 2})
+    fast, slow = ranks(2, seconds, {"parallel__shard": shard})
     slept = 2 * SLEEP * STEPS
     assert slow[FORWARD] + slow[BACKWARD] >= slept
     assert fast[NETWORK] > 0.75 * slept > fast[FORWARD] + fast[BACKWARD]

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from slurmddp.runtime.measure.straggler_detection import Notice
 from slurmddp.runtime.measure.stragglers import Stragglers
-from slurmddp.runtime.measure.timing import BACKWARD, DATA, FORWARD, OPTIMIZER, StepTimer
+from slurmddp.runtime.measure.timing import BACKWARD, DATA, FORWARD, NETWORK, OPTIMIZER, StepTimer
 from slurmddp.runtime.parallel.replicating import BucketSums
 from slurmddp.runtime.world import World
 
@@ -43,7 +43,7 @@ def train(world: World, folder: Path, *, seconds: float, window: float, slow: Pa
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)]), bucket_cap_mb=0.3)
     timer = StepTimer()
-    sums = BucketSums(model, lambda index, last: timer.bucket(), bf16=False)
+    sums = BucketSums(model, bf16=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3 / world.size)
     watch = Stragglers(world, timer, seconds=window)
     hurt = slow if world.rank == 1 else None
@@ -90,8 +90,9 @@ def _step(
     loss = model(batch).square().mean()
     timer.mark(FORWARD)
     loss.backward()
-    sums.wait()
     timer.mark(BACKWARD)
+    sums.wait()
+    timer.mark(NETWORK)
     optimizer.step()
     optimizer.zero_grad()
     timer.mark(OPTIMIZER)

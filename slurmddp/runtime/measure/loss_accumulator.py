@@ -48,13 +48,12 @@ class Totals:
     """Sums over all ranks, on their way until `wait` has returned."""
 
     def __init__(self, pending: Pending, names: list[str], extra: int) -> None:
-        self._pending, self._names, self._extra = pending, names, extra
+        self.pending, self._names, self._extra = pending, names, extra
         self._values: list[float] = []
-        self.arrive = pending.arrive
 
     def wait(self) -> "Totals":
         """Return these sums once they are there."""
-        self._values = self._pending.wait()
+        self._values = self.pending.wait()
         return self
 
     @property

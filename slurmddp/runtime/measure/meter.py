@@ -51,7 +51,9 @@ class Pending:
     """A sum over ranks on its way."""
 
     def __init__(self, vector: torch.Tensor, work: dist.Work | None) -> None:
-        self._vector, self._work = vector, work
+        #: On the device; only what is on its stream after `arrive` may use it.
+        self.vector, self._work = vector, work
+        self._sent: torch.cuda.Event | None = None
 
     def arrive(self) -> None:
         """Wait for the other ranks; on a GPU only its stream waits, not the caller."""
@@ -59,9 +61,16 @@ class Pending:
             self._work.wait()
             self._work = None
 
+    def send(self, more: torch.Tensor) -> None:
+        """Start to copy the sum and one more number to the host: `wait` then waits for that, not for the device."""
+        self.vector = torch.cat((self.vector, more.view(1))).to("cpu", non_blocking=True)  # into pinned memory
+        self._sent = torch.cuda.current_stream(more.device).record_event() if more.is_cuda else None
+
     def wait(self) -> list[float]:
         self.arrive()
-        values: list[float] = self._vector.tolist()
+        if self._sent is not None:
+            self._sent.synchronize()
+        values: list[float] = self.vector.tolist()
         return values
 
 

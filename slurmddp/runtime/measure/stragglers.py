@@ -80,7 +80,7 @@ class Stragglers:
             return
         figures = [
             window.mean(timing.DATA),
-            window.mean(timing.FORWARD, timing.BACKWARD, timing.OVERLAP),
+            window.mean(timing.FORWARD, timing.BACKWARD),
             window.mean(timing.NETWORK),
             window.mean(),
             self._samples,

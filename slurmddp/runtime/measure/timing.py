@@ -28,13 +28,13 @@ from typing import Any
 
 import torch
 
-DATA, FORWARD, BACKWARD, OVERLAP, NETWORK = "data", "forward", "backward", "overlap", "network"
+DATA, FORWARD, BACKWARD, NETWORK = "data", "forward", "backward", "network"
 OPTIMIZER, CHECKPOINT, EVALUATION, OTHER = "optimizer", "checkpoint", "evaluation", "other"
 
-#: As they are shown. `data`: waiting for the loader. `backward`: until the first bucket of gradients is ready.
-#: `overlap`: until the last one is, computing while gradients travel. `network`: from there to the end of
-#: backward, waiting for the all-reduce; of sharded models, see runtime/parallel/waits.py.
-PARTS = (DATA, FORWARD, BACKWARD, OVERLAP, NETWORK, OPTIMIZER, CHECKPOINT, EVALUATION, OTHER)
+#: As they are shown. `data`: waiting for the loader. `backward`: until the last gradient is computed, whatever travels
+#: meanwhile. `network`: from there to the end of backward, waiting for the all-reduce; of sharded models, see
+#: runtime/parallel/waits.py.
+PARTS = (DATA, FORWARD, BACKWARD, NETWORK, OPTIMIZER, CHECKPOINT, EVALUATION, OTHER)
 
 _IN_FLIGHT = 16
 
@@ -117,8 +117,8 @@ class DeviceClock:
         return float(earlier.elapsed_time(later)) / 1000
 
     def release(self, stamps: list[Any]) -> None:
-        """Keep the events for later steps. That of a small model's only bucket stands in two places."""
-        self._free.extend({id(event): event for event in stamps}.values())
+        """Keep the events for later steps."""
+        self._free.extend(stamps)
 
 
 class StepTimer:
@@ -137,8 +137,6 @@ class StepTimer:
         self._stamp = clock.stamp
         self._running = False
         self._marks: list[tuple[str, Any]] = []
-        self._first_bucket: Any = None
-        self._last_bucket: Any = None
         self._pending: deque[list[tuple[str, Any]]] = deque()
         self._own = Reader()
         self._readers = [self._own]
@@ -149,29 +147,12 @@ class StepTimer:
         self._running = len(self._pending) < _IN_FLIGHT
         if not self._running:
             return
-        self._first_bucket = self._last_bucket = None
         self._marks = [("", self._stamp())]
 
     def mark(self, part: str) -> None:
         """Add the time since the last mark to `part`. Does nothing outside of a step."""
-        if not self._running:
-            return
-        if self._first_bucket is not None and part == BACKWARD:
-            self._marks += [(BACKWARD, self._first_bucket), (OVERLAP, self._last_bucket)]
-            self._first_bucket = self._last_bucket = None
-            part = NETWORK
-        self._marks.append((part, self._stamp()))
-
-    def bucket(self) -> None:
-        """Note that a bucket of gradients is ready for the all-reduce. Call it from a hook of DDP, in any thread.
-
-        The next `mark("backward")` then splits the backward pass into backward, overlap and network.
-        """
-        if not self._running:
-            return
-        self._last_bucket = self._stamp()
-        if self._first_bucket is None:
-            self._first_bucket = self._last_bucket
+        if self._running:
+            self._marks.append((part, self._stamp()))
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:

@@ -9,12 +9,14 @@ from types import FrameType
 from typing import NamedTuple
 
 from slurmddp.runtime.measure.straggler_detection import COMPUTE, DATA, NETWORK
-from slurmddp.runtime.measure.timing import CHECKPOINT, OVERLAP
+from slurmddp.runtime.measure.timing import CHECKPOINT
 from slurmddp.runtime.observe.ddp_times import Times
 from slurmddp.runtime.observe.signs import Steps, issued
 
 #: What the main thread cannot tell: on a GPU, it only waits for what it has asked of it earlier.
 UNMEASURED = "unmeasured"
+#: Gradients are computed while others travel.
+OVERLAP = "overlap"
 #: As a metrics line has them.
 PARTS = (DATA, CHECKPOINT, COMPUTE, OVERLAP, NETWORK, UNMEASURED)
 _BACKWARD = "backward"

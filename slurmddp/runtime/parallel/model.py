@@ -67,6 +67,18 @@ class Parallel(ABC):
                 torch_private.foreach("mul_")(gradients, factor)
         return found
 
+    def finish_on_device(self, norm: torch.Tensor, scale: torch.Tensor, largest: float) -> torch.Tensor:
+        """As `finish_gradients`, to the last bit, without reading a number: gradients have to be fp32.
+
+        Where the norm is not finite, nor are the gradients afterwards.
+        """
+        found = scale * norm
+        # A number over a tensor would be the number times the reciprocal, which rounds twice.
+        factor = scale * (found.new_full((), largest) / (found + _EPSILON)).clamp(max=1.0)
+        if gradients := self._gradients():
+            torch_private.foreach("mul_")(gradients, factor.float())
+        return found
+
     def _gradients(self) -> list[torch.Tensor]:
         return [local(item.grad) for item in self._parameters if item.grad is not None]
 

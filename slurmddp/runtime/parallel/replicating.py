@@ -1,6 +1,5 @@
 """The whole model on every rank: DDP."""
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -9,14 +8,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from slurmddp.runtime import torch_private
 from slurmddp.runtime.job import Ddp
+from slurmddp.runtime.measure.timing import BACKWARD, NETWORK
 from slurmddp.runtime.parallel.model import Parallel, norms
+from slurmddp.runtime.parallel.waits import Mark
 from slurmddp.runtime.world import World
 from slurmddp.shared import mesh
-
-#: Gets the number of a gradient bucket that is ready, whose exchange starts now, and whether it is a step's last one.
-#: DDP calls it within the backward pass: it has to be quick, and must not raise.
-OnBucket = Callable[[int, bool], None]
 
 Future = torch.futures.Future[torch.Tensor]
 
@@ -26,9 +24,8 @@ class BucketSums:
     process.
     """
 
-    def __init__(self, model: DistributedDataParallel, on_bucket: OnBucket | None, *, bf16: bool) -> None:
+    def __init__(self, model: DistributedDataParallel, *, bf16: bool) -> None:
         """Register the hook. With `bf16` the ranks exchange bf16, half the bytes."""
-        self._on_bucket = on_bucket
         self._bf16 = bf16
         self._begun: list[tuple[dist.Work, torch.Tensor, torch.Tensor]] = []
         # Kept until the next pass: gloo's thread, if it is the last to hold a tensor, needs the interpreter to free it.
@@ -50,8 +47,6 @@ class BucketSums:
         callback would run in gloo's thread, and would need the interpreter there. With torch 2.4 the end of a process
         group waits for that thread and keeps the interpreter meanwhile.
         """
-        if self._on_bucket is not None:
-            self._on_bucket(bucket.index(), bucket.is_last())
         gradients: torch.Tensor = bucket.buffer()
         sent = gradients.to(torch.bfloat16) if self._bf16 else gradients
         work = dist.all_reduce(sent, async_op=True)
@@ -81,10 +76,15 @@ class Replicated(Parallel):
     """The whole model on every rank, gradients summed up in buckets while the backward pass runs: DDP."""
 
     lockstep = False
-    divides_by = 1
 
-    def __init__(self, bare: nn.Module, world: World, options: Ddp, on_bucket: OnBucket | None) -> None:
-        """Moves the model to the rank's device, and gives all ranks rank 0's weights."""
+    def __init__(
+        self, bare: nn.Module, world: World, options: Ddp, mark: Mark | None = None, *, hooked: bool | None = None
+    ) -> None:
+        """Moves the model to the rank's device, and gives all ranks rank 0's weights.
+
+        `mark`: of a timer that is told when the last gradient is computed, and when all ranks' are there.
+        `hooked`: whether BucketSums exchanges the buckets, not DDP itself; by default on a CPU, and for bf16.
+        """
         self.module = bare.to(world.device)
         self._parameters = list(bare.parameters())
         self.mesh = mesh.sizes(world.size, None, 1)
@@ -96,7 +96,12 @@ class Replicated(Parallel):
             # DDP's own default makes the first bucket a small one, which its number does not.
             bucket_cap_mb=None if options.bucket_mb == _DEFAULT_BUCKET_MB else options.bucket_mb,
         )
-        self._sums = BucketSums(self._ddp, on_bucket, bf16=options.compression == "bf16")
+        bf16 = options.compression == "bf16"
+        if hooked is None:  # On a GPU with a small model, the steps would wait for Python.
+            hooked = bf16 or world.device.type == "cpu"
+        self._sums = BucketSums(self._ddp, bf16=bf16) if hooked else None
+        self.divides_by = 1 if hooked else world.size
+        self._mark = mark
         self.model = self._ddp
 
     def exchanging(self, last: bool) -> AbstractContextManager[Any]:
@@ -105,8 +110,15 @@ class Replicated(Parallel):
 
     def backward(self, loss: torch.Tensor) -> None:
         """The last pass ends when all buckets are there."""
+        mark = self._mark if self._ddp.require_backward_grad_sync else None
+        if mark is not None:
+            # Queued before DDP queues its own action at the end of the pass, which waits for the buckets.
+            loss.register_hook(lambda _: torch_private.after_backward(lambda: mark(BACKWARD)))  # type: ignore[no-untyped-call]
         super().backward(loss)
-        self._sums.wait()
+        if self._sums is not None:
+            self._sums.wait()
+        if mark is not None:
+            mark(NETWORK)
 
     def _norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
         return torch.linalg.vector_norm(norms(gradients)) if gradients else torch.zeros(())

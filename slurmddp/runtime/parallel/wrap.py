@@ -6,19 +6,17 @@ from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.job import Job
 from slurmddp.runtime.parallel import shaping
 from slurmddp.runtime.parallel.model import Parallel
-from slurmddp.runtime.parallel.replicating import OnBucket, Replicated
+from slurmddp.runtime.parallel.replicating import Replicated
 from slurmddp.runtime.parallel.waits import Mark
 from slurmddp.runtime.world import World
 from slurmddp.shared import mesh
 
 
-def wrap(
-    bare: nn.Module, job: Job, world: World, on_bucket: OnBucket | None = None, mark: Mark | None = None
-) -> Parallel:
+def wrap(bare: nn.Module, job: Job, world: World, mark: Mark | None = None) -> Parallel:
     """Make `bare`, built alike on every rank and on the CPU, what the job asks for; every rank has to call it.
 
-    Build the optimizer afterwards, from the result's `module`. `on_bucket` hears of DDP's buckets, `mark` of
-    the waits for shards. Raises a shared UserError for what the user can put right.
+    Build the optimizer afterwards, from the result's `module`. `mark` hears of the waits for other
+    ranks. Raises a shared UserError for what the user can put right.
     """
     try:
         sizes = mesh.sizes(world.size, job.parallel.replicate, job.parallel.shard)
@@ -33,4 +31,4 @@ def wrap(
         from slurmddp.runtime.parallel.sharding import Sharded
 
         return Sharded(bare, world, sizes, job.timeouts.collective, mark)
-    return Replicated(bare, world, job.train.ddp, on_bucket)
+    return Replicated(bare, world, job.train.ddp, mark)
