@@ -54,12 +54,8 @@ def wanted_image(
     if recipe is not None or given:
         other = "--recipe" if recipe is not None else given[0]
         raise UserError(f"--dockerfile and {other} cannot be combined", todo="remove one")
-    pairs = {}
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if not equals:  # as docker does: the value of the environment
-            value = environment.get(name, "")
-        pairs[name] = value
+    split = (argument.partition("=") for argument in arguments)  # NAME alone: the environment's value, as docker does
+    pairs = {name: value if equals else environment.get(name, "") for name, equals, value in split}
     hidden = read_secrets(secrets, cwd, environment)
     return of_dockerfile(cwd / dockerfile, pairs, stage, cwd / context if context else None, hidden)
 

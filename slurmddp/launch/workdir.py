@@ -12,6 +12,7 @@ from slurmddp.job.document import RUN
 from slurmddp.job.plan.model import Plan
 from slurmddp.launch.prepare import Prepared
 from slurmddp.run.written import files_text, written_before
+from slurmddp.shared.units import listed
 from slurmddp.visible import one_line
 
 _SCRIPT_BYTES = 512 * 1024
@@ -59,12 +60,11 @@ def relative_paths(plan: Plan) -> list[str]:
     relative = dict.fromkeys(name for name in _named(plan) if _is_here(plan, name))
     if not relative:
         return []
-    names = ", ".join([one_line(name) for name in [*relative][:_SHOWN]])
-    more = f" and {len(relative) - _SHOWN} more" if len(relative) > _SHOWN else ""
+    names = listed([*map(one_line, relative)], _SHOWN)
     of_many = "are relative and exist" if len(relative) > 1 else "is relative and exists"
     there = plan.workdir.replace(RUN, "RUN_FOLDER")
     return [
-        f"{names}{more} {of_many} in {plan.cwd}, but train.workdir makes the script look in {there}: give absolute "
+        f"{names} {of_many} in {plan.cwd}, but train.workdir makes the script look in {there}: give absolute "
         "paths, or set train.workdir to submit"
     ]
 

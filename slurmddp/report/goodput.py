@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from slurmddp.errors import UserError
+from slurmddp.report.progress import span
 from slurmddp.run.evidence import evidence
 from slurmddp.run.layout import RunFolder
 from slurmddp.run.ledger import KINDS, Ledger, ledger
@@ -38,7 +39,7 @@ def goodput_line(times: Ledger | None) -> str | None:
     largest = sorted((kind for kind in KINDS if times.spent[kind] >= 1000), key=lambda kind: -times.spent[kind])
     shown = ["training"] if "training" in largest else []
     shown += [kind for kind in largest if kind != "training"][: _NAMED - len(shown)]
-    named = ", ".join(f"{kind} {_clock(times.spent[kind])}" for kind in shown)
+    named = ", ".join(f"{kind} {span(times.spent[kind] / 1000)}" for kind in shown)
     more = ", ..." if len(largest) > len(shown) else ""
     return f"{_headline(times)} ({named}{more})"
 
@@ -49,7 +50,7 @@ def recovered_line(times: Ledger | None) -> str | None:
         return None
     gaps = [each.milliseconds for each in times.recoveries if each.recovered]
     often = "once, in" if len(gaps) == 1 else f"{len(gaps)} times, at most in"
-    return f"{often} {_clock(max(gaps))}"
+    return f"{often} {span(max(gaps) / 1000)}"
 
 
 def goodput_text(times: Ledger, *, going: bool) -> str:
@@ -104,9 +105,9 @@ def _headline(times: Ledger) -> str:
     if not times.wall:
         return "n/a"
     if times.goodput is None:
-        unknown = _clock(times.spent["run"])
-        return f"n/a ({unknown} of your own script were not measured), {_clock(times.wall)}"
-    return f"{100 * times.goodput:.3g} % of {_clock(times.wall)}"
+        unknown = span(times.spent["run"] / 1000)
+        return f"n/a ({unknown} of your own script were not measured), {span(times.wall / 1000)}"
+    return f"{100 * times.goodput:.3g} % of {span(times.wall / 1000)}"
 
 
 def _percent(part: int, whole: int) -> str:
@@ -115,12 +116,6 @@ def _percent(part: int, whole: int) -> str:
 
 def _seconds(milliseconds: int) -> str:
     return f"{milliseconds // 1000}.{milliseconds % 1000:03d}"
-
-
-def _clock(milliseconds: int) -> str:
-    """3:12:04."""
-    minutes, seconds = divmod(milliseconds // 1000, 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -129,14 +129,10 @@ def own(folder: RunFolder, *, to: str, todo: str | None = None) -> OwnRun:
     """
     if isinstance(folder, OwnRun):
         return folder
-    try:
-        held, problem = _hold(folder)
-    except OSError as error:
-        raise UserError(f"cannot be opened: {error.strerror}", where=str(folder.path)) from None
-    if problem:
-        os.close(held)
+    held, problem = _hold(folder)
+    if held is None or problem:
         raise UserError(f"run {folder.id} {problem}, so you cannot {to}", where=str(folder.path), todo=todo)
-    return OwnRun(folder.path, Held(folder.path, held))
+    return OwnRun(folder.path, held)
 
 
 def own_or_none(folder: RunFolder) -> OwnRun | None:
@@ -149,14 +145,7 @@ def own_or_none(folder: RunFolder) -> OwnRun | None:
 
 def stranger(folder: RunFolder) -> str | None:
     """Return why a run is not this user's own, as in "belongs to bob"; None if it is. A missing folder is nobody's."""
-    if isinstance(folder, OwnRun):
-        return None
-    try:
-        held, problem = _hold(folder)
-    except OSError as error:
-        return f"cannot be opened: {error.strerror}"
-    os.close(held)
-    return problem
+    return None if isinstance(folder, OwnRun) else _hold(folder)[1]
 
 
 def hold(path: Path, name: str, *, todo: str) -> Held:
@@ -179,10 +168,13 @@ def owner_name(uid: int) -> str:
         return f"uid {uid}"
 
 
-def _hold(folder: RunFolder) -> tuple[int, str | None]:
-    """Open a run folder. Returns its descriptor, and why it is not this user's own."""
-    descriptor = beneath.open_folder(folder.path)
-    problem = _problem(os.fstat(descriptor))
+def _hold(folder: RunFolder) -> tuple[Held | None, str | None]:
+    """Open a run folder, if that is allowed. Return it, and why it is not this user's own."""
+    try:
+        descriptor = beneath.open_folder(folder.path)
+    except OSError as error:
+        return None, f"cannot be opened: {error.strerror}"
+    held, problem = Held(folder.path, descriptor), _problem(os.fstat(descriptor))
     for path in (
         folder.manifest,
         folder.job_yaml,
@@ -199,7 +191,7 @@ def _hold(folder: RunFolder) -> tuple[int, str | None]:
                 continue
             if problem is None and facts.st_uid != os.geteuid():
                 problem = f"has a file of {owner_name(facts.st_uid)} ({name})"
-    return descriptor, problem
+    return held, problem
 
 
 def _problem(facts: os.stat_result) -> str | None:

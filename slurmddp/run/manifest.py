@@ -99,10 +99,9 @@ def read_any(folder: RunFolder) -> dict[str, Any]:
 def other_version(folder: RunFolder) -> str | None:
     """Return which version made the run, if it is not this one. None for a manifest that cannot be read, too."""
     try:
-        facts = read_json(folder.manifest, folder.path)
-    except (OSError, ValueError):
+        return _other_version(read_any(folder))
+    except UserError:
         return None
-    return _other_version(facts) if isinstance(facts, dict) else None
 
 
 def require_version(folder: RunFolder, more: str = "") -> None:

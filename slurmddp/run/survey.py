@@ -21,7 +21,7 @@ from slurmddp.run.snapshot_filter import (
     is_run_folder,
     read_ignore,
 )
-from slurmddp.shared.units import human
+from slurmddp.shared.units import human, listed
 
 DEFAULT_LIMIT = 50 * 2**20  # bytes
 DEFAULT_FILES = 20_000
@@ -287,9 +287,7 @@ class _Walk:
 
 
 def _named(paths: Mapping[str, str]) -> str:
-    names = [f"{shown(path)} ({what})" if what else shown(path) for path, what in paths.items()]
-    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+    return listed([f"{shown(path)} ({what})" if what else shown(path) for path, what in paths.items()], _NAMED)
 
 
 def _unwanted_folders(paths: list[tuple[str, bool]]) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from slurmddp.run.evidence import evidence
 from slurmddp.run.layout import RunFolder
 from slurmddp.run.snapshot_filter import is_run_folder
 from slurmddp.shared.files import read_json
+from slurmddp.shared.units import listed
 from slurmddp.visible import one_line
 
 _RUNS = 50  # newest runs that are looked at
@@ -54,8 +55,7 @@ def written_before(workdir: str, exclude: Collection[str] = ()) -> dict[str, str
 
 def files_text(files: Mapping[str, str]) -> str:
     """Return files with their runs, on one line."""
-    more = f" and {len(files) - _SHOWN} more" if len(files) > _SHOWN else ""
-    return ", ".join(f"{one_line(path)} (run {run})" for path, run in islice(files.items(), _SHOWN)) + more
+    return listed([f"{one_line(path)} (run {run})" for path, run in files.items()], _SHOWN)
 
 
 def written_again(folder: RunFolder) -> str | None:
