@@ -31,15 +31,20 @@ class Wanted:
     pip: tuple[str, ...]
     plain: str  # the definition with nothing in it that changes nothing in the image: what its inputs' hash is made of
     #: (pins of bases in registries, commit or None) -> the definition file's text
-    definition: Callable[[Mapping[str, Pin], str | None], str]
+    labelled: Callable[[Mapping[str, Pin], str | None], str]
     notes: tuple[str, ...] = ()  # for the user, before the build
     #: of the user's recipe, whose commit the image records; None without a recipe of the user
     folder: Path | None = None
     items: tuple[Item, ...] = ()  # those of them that are gathered in a folder beside the definition
     #: what registries say of the bases, by their names -> the same image, with what follows from it
     informed: Callable[[Mapping[str, RegistryImage]], Wanted] | None = None
-    #: whether it is known only once registries were asked what is built: `definition` raises UserError then
-    undecided: bool = False
+    #: what is known only once registries were asked; `labelled` raises it
+    undecided: UserError | None = None
+
+    @property
+    def definition(self) -> str:
+        """The definition file without digests and commit. Raises UserError."""
+        return self.labelled({}, None)
 
     @property
     def base(self) -> Base:
@@ -64,7 +69,7 @@ def of_recipe(image: Ingredients) -> Wanted:
         if tag is None or reported is None:
             return spec
         known = replace(image, base=replace(image.base, release=releases.reported(tag, reported)))
-        return replace(spec, definition=partial(render_definition, known, __version__), notes=())
+        return replace(spec, labelled=partial(render_definition, known, __version__), notes=())
 
     tag = releases.tag_of(image.base.source)
     unlisted = tag is not None and image.base.release is None
@@ -76,7 +81,7 @@ def of_recipe(image: Ingredients) -> Wanted:
         image.pip,
         # The image records slurmddp's version and the commit, which change nothing in it.
         plain=render_definition(image, version=""),
-        definition=partial(render_definition, image, __version__),
+        labelled=partial(render_definition, image, __version__),
         folder=image.folder,
         notes=(note,) if unlisted else (),
         informed=informed,
@@ -105,28 +110,4 @@ def of_dockerfile(
         raise UserError(
             f"the folder {context} does not exist", where="--context", todo="give the folder that COPY copies from"
         )
-    made = convert(path, context=context, arguments=arguments, secrets=secrets, target=target)
-    folder = path.absolute().parent
-
-    def informed(bases: Mapping[str, RegistryImage]) -> Wanted:
-        again = made.with_bases(bases)
-        known = replace(spec, definition=partial(again.labelled, __version__), notes=again.notes, undecided=False)
-        if not made.undecided:
-            return known
-        items = (*again.items, *secrets.values())
-        return replace(known, sources=again.sources, items=items, plain=again.labelled("", {}, None))
-
-    spec = Wanted(
-        "".join(char if char.isalnum() or char in "._-" else "-" for char in folder.name).strip("-.") or "image",
-        made.bases,
-        made.sources,
-        (),
-        plain="" if made.undecided else made.labelled("", {}, None),
-        definition=partial(made.labelled, __version__),
-        notes=made.notes,
-        folder=folder,
-        items=(*made.items, *secrets.values()),
-        informed=informed,
-        undecided=made.undecided is not None,
-    )
-    return spec
+    return convert(path, context=context, arguments=arguments, secrets=secrets, target=target)

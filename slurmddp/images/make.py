@@ -113,7 +113,7 @@ def preview(request: Request, report: Callable[[str], None]) -> BuildResult:
             _refuse_other(target, inputs, request.force)
     except UserError as error:
         report(labelled("warning", f"{error}"))
-    return BuildResult(target, request.image.definition({}, None), None)
+    return BuildResult(target, request.image.definition, None)
 
 
 def build_image(
@@ -137,7 +137,7 @@ def build_image(
     request = decided(request, found_out)
     decision = decide(request, found_out)
     if decision.up_to_date:
-        return BuildResult(decision.target, request.image.definition({}, None), None, up_to_date=True)
+        return BuildResult(decision.target, request.image.definition, None, up_to_date=True)
     check_architecture(request.image.base)
     request = replace(request, image=request.image.with_bases(decision.bases))
     for note in request.image.notes:
@@ -242,7 +242,7 @@ def _build(
     commit = request.commit(image.folder) if image.folder else None
     places = {name: rules.registries.location(base.reference) for name, base in bases.items()}
     pins = {name: Pin(places[name].repository, base.digest) for name, base in bases.items()}
-    definition = image.definition(pins, commit)
+    definition = image.labelled(pins, commit)
     variables = dict(area.variables)
     if rules.registries.proxy:
         variables |= dict.fromkeys(("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"), rules.registries.proxy)

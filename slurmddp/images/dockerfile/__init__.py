@@ -5,6 +5,6 @@ lines -> stages -> interpret (words, scope, copying, running) -> templates/conta
 
 from __future__ import annotations
 
-from slurmddp.images.dockerfile.convert import Converted, convert
+from slurmddp.images.dockerfile.convert import convert
 
-__all__ = ["Converted", "convert"]
+__all__ = ["convert"]

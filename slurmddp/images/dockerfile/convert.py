@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
 from slurmddp import __version__
 from slurmddp.errors import UserError
-from slurmddp.images.base import Base, Pin
+from slurmddp.images.base import Pin
 from slurmddp.images.context.ignore import read_ignore
 from slurmddp.images.context.sources import STAGING
 from slurmddp.images.context.staging import FOLDER, Item
@@ -22,6 +22,7 @@ from slurmddp.images.dockerfile.lines import Instruction, Problems, read, trigge
 from slurmddp.images.dockerfile.running import Running
 from slurmddp.images.dockerfile.stages import Stage, chain, find_stage, image_base, shared_stages, split_stages
 from slurmddp.images.dockerfile.words import Parts, shell, shell_parts
+from slurmddp.images.image_spec import Wanted
 from slurmddp.images.registry.image import RegistryImage
 from slurmddp.images.workspace import unpacked
 
@@ -29,47 +30,20 @@ from slurmddp.images.workspace import unpacked
 _DEEPEST = 50
 
 
-@dataclass(frozen=True)
-class Converted:
-    """A Dockerfile as a definition file."""
-
-    #: (pins of bases in registries, commit or None) -> the whole text
-    labelled: Callable[[str, Mapping[str, Pin], str | None], str]
-    #: the images that the stages start from; the last is the final stage's, through other stages where its FROM names
-    #: one
-    bases: tuple[Base, ...]
-    items: tuple[Item, ...]  # files and folders of the build context that go in
-    notes: tuple[str, ...]  # for the user: what has no effect under Apptainer, or may differ
-    undecided: UserError | None  # what cannot be converted without the base's configuration; there is no text then
-    #: what registries say of the bases, by their names -> the same Dockerfile, not read again, with what follows from
-    #: it
-    with_bases: Callable[[Mapping[str, RegistryImage]], Converted]
-
-    @property
-    def sources(self) -> tuple[Path, ...]:
-        """Local files and folders whose content goes in."""
-        return tuple(dict.fromkeys(item.path for item in self.items if item.whole and not item.url))
-
-    @property
-    def definition(self) -> str:
-        """The text without digests and commit."""
-        return self.labelled(__version__, {}, None)
-
-
 def convert(
     path: Path,
     *,
     context: Path | None = None,
     arguments: Mapping[str, str] = MappingProxyType({}),
-    secrets: Collection[str] = (),
+    secrets: Mapping[str, Item] = MappingProxyType({}),
     target: str | None = None,
     bases: Mapping[str, RegistryImage] = MappingProxyType({}),
-) -> Converted:
-    """Convert the Dockerfile at `path`.
+) -> Wanted:
+    """Return the image that the Dockerfile at `path` makes.
 
     context:   the folder that COPY takes files from; the Dockerfile's own without it.
     arguments: values for its ARGs, as `docker build --build-arg` takes them.
-    secrets:   ids of those that RUN --mount=type=secret may ask for.
+    secrets:   those that RUN --mount=type=secret may ask for, by their ids.
     target:    the stage to build, by name or number; the last one without it.
     bases:     what registries say of the bases, by their names; WORKDIR and ENTRYPOINT of others are assumed, with a
                note.
@@ -88,7 +62,7 @@ def convert(
     final = _target(stages, target, path)
     whole = Context(folder, read_ignore(path, folder))
 
-    def converted(bases: Mapping[str, RegistryImage]) -> Converted:
+    def converted(bases: Mapping[str, RegistryImage]) -> Wanted:
         setting = Setting(whole, arguments, declared, bases, Problems(problems.found), secrets)
         conversion = _Conversion(stages, setting, shared_stages(stages, final))
         with setting.problems:
@@ -97,13 +71,31 @@ def convert(
         if undecided and bases:
             raise undecided
         notes = dict.fromkeys([*setting.notes, *_notes(path.name, stages, setting, conversion)])
-        made, items = tuple(conversion.made.values()), tuple(setting.items)
-        labelled = partial(_text, undecided, made, running, workdir, FOLDER if items else "")
+        made = tuple(conversion.made.values())
+        text = partial(_text, undecided, made, running, workdir, FOLDER if setting.items else "")
         if not undecided:
-            labelled(__version__, {}, None)  # refuses here what a definition file cannot hold
-        return Converted(labelled, tuple(part.base for part in made), items, tuple(notes), undecided, converted)
+            text(__version__, {}, None)  # refuses here what a definition file cannot hold
+        return Wanted(
+            "".join(char if char.isalnum() or char in "._-" else "-" for char in path.parent.name).strip("-.")
+            or "image",
+            tuple(part.base for part in made),
+            tuple(dict.fromkeys(item.path for item in setting.items if item.whole and not item.url)),
+            (),
+            plain="" if undecided else text("", {}, None),
+            labelled=partial(text, __version__),
+            notes=tuple(notes),
+            folder=path.parent,
+            items=(*setting.items, *secrets.values()),
+            informed=informed,
+            undecided=undecided,
+        )
 
-    return converted(bases)
+    def informed(bases: Mapping[str, RegistryImage]) -> Wanted:
+        known = converted(bases)
+        return known if image.undecided else replace(known, plain=image.plain)
+
+    image = converted(bases)
+    return image
 
 
 def _text(

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from slurmddp.images.context.staging import FOLDER, Item, gathered
-from slurmddp.images.dockerfile import Converted, convert
+from slurmddp.images.dockerfile import convert
 from slurmddp.images.dockerfile.copying import FILES
+from slurmddp.images.image_spec import Wanted
 
 STUB = """#!/bin/sh
 { printf '%s' "${0##*/}"; for word; do printf '<%s>' "$word"; done; echo; } >> "$CALLS"
@@ -73,7 +74,7 @@ class Dock:
         path.write_text(text)
         return path
 
-    def convert(self, text: str, target: str | None = None, **arguments: str) -> Converted:
+    def convert(self, text: str, target: str | None = None, **arguments: str) -> Wanted:
         path = self.file("Dockerfile", text.replace("@/", f"{self.root}/"))
         made = convert(path, arguments=arguments, target=target)
         self.items = made.items

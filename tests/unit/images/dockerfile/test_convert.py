@@ -488,12 +488,12 @@ def test_it_is_read_once(dock: Dock) -> None:
     path = dock.file("Dockerfile", "FROM debian:12\nRUN one\nCOPY ? /x/\n")
     dock.file(".dockerignore", "b")
     wanted = of_dockerfile(path, {}, None)
-    before = wanted.definition({}, None)
+    before = wanted.definition
     dock.file("Dockerfile", "FROM debian:12\nRUN two\nCOPY ? /x/\n")
     dock.file(".dockerignore", "a")
     digest = "sha256:" + "0" * 64
     base = RegistryImage(parse_reference("debian:12"), digest, digest, "amd64", "linux", workdir="/w")
     informed = wanted.with_bases({"debian:12": base})
-    after = informed.definition({}, None)
+    after = informed.definition
     assert "cd /w" in after and after.replace("    mkdir -p /w\n    cd /w\n", "") == before
     assert informed.plain == wanted.plain

@@ -106,13 +106,13 @@ def test_what_the_registry_has_to_say_first(
     wanted = of_dockerfile(path, {}, None)
     assert wanted.undecided
     with pytest.raises(UserError, match=re.escape(what)) as caught:
-        wanted.definition({}, None)
+        wanted.labelled({}, None)
     assert caught.value.where == f"{path}:4" and "a build asks the base's registry" in str(caught.value.todo)
     digest = "sha256:" + "0" * 64
     base = RegistryImage(parse_reference(BASE), digest, digest, "amd64", "linux", env={"NAME": "a"})
     monkeypatch.setattr("slurmddp.images.make.resolve_all", lambda names, settings: dict.fromkeys(names, base))
     image = decided(Request(wanted, None, tmp_path), Rules).image
-    assert not image.undecided and image.plain and "line 4" in image.definition({}, None)
+    assert not image.undecided and image.plain and "line 4" in image.definition
     taken = line.startswith("COPY $")
     assert (dock.context / "a/x" in image.sources) is taken and bool(image.items) is taken
     dock.file("Dockerfile", f"FROM {BASE}\n{line}NONSENSE\nCOPY none /\n")

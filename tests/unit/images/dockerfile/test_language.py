@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from slurmddp.images.dockerfile import Converted, convert
+from slurmddp.images.dockerfile import convert
+from slurmddp.images.image_spec import Wanted
 from slurmddp.images.log import explain
 from slurmddp.images.registry.image import RegistryImage
 from slurmddp.images.registry.reference import parse_reference
@@ -27,7 +28,7 @@ def built(dock: Dock, lines: str, **environment: str) -> list[str]:
     return dock.said()
 
 
-def on_base(dock: Dock, lines: str, **config: Any) -> Converted:
+def on_base(dock: Dock, lines: str, **config: Any) -> Wanted:
     """The conversion of these lines on a base with this configuration."""
     digest = "sha256:" + "0" * 64
     base = RegistryImage(parse_reference(BASE), digest, digest, "amd64", "linux", **config)
