@@ -256,7 +256,6 @@ class Examination:
         )  # fmt: skip
 
     def diagnose(self) -> Diagnosis:
-        """Judge what was found."""
         self._from_dumps()
         if not self.structure.torchrun if self.tasks_are_ranks is None else self.tasks_are_ranks:
             self.hits = [hit._replace(rank=hit.task) if hit.task is not None else hit for hit in self.hits]

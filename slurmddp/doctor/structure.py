@@ -50,7 +50,6 @@ class Structure:
     _group: str | None = None
 
     def feed(self, text: str) -> None:
-        """Take one line."""
         if _ROOT in text:
             self._report = _REPORT
         elif self._report:

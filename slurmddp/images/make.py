@@ -73,8 +73,6 @@ class BuildResult:
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for."""
-
     image: Wanted
     target: Path | None  # where the image goes; None for images/NAME-HASH.sif. A relative one begins at `cwd`.
     cwd: Path

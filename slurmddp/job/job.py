@@ -310,7 +310,6 @@ class Paths(Model):
 
     @property
     def permissions(self) -> int:
-        """Return the mode of a run folder."""
         return int(self.mode, 8)
 
 

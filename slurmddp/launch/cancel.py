@@ -190,7 +190,6 @@ def _job(folder: RunFolder) -> tuple[JobId, bool]:
 
 
 def _by_scheduler(folder: RunFolder) -> str:
-    """Return what the scheduler says of the run's job."""
     try:
         job_id, _ = _job(folder)
         view = scheduler_for(job_id).job(job_id)

@@ -33,7 +33,6 @@ class Resumed:
 
     @property
     def run(self) -> RunFolder | None:
-        """Return the run that is continued."""
         return self.runs[0] if self.runs else None
 
     def newest_checkpoint(self) -> tuple[int, Path] | None:

@@ -24,7 +24,6 @@ SHOWN = 8
 
 
 def plan_report(plan: Plan, resolved: Resolved) -> str:
-    """Return several lines of text."""
     lines = [
         f"{plan.job.name} on {plan.site.title}",
         "",

@@ -161,7 +161,6 @@ def code_files(code: Path) -> dict[str, str]:
 
 
 def code_hash(code: Path) -> str:
-    """Return the `hash_of_files` of a folder."""
     return hash_of_files(code_files(code))
 
 

@@ -132,5 +132,4 @@ def find(text: str, known: Iterable[Entry]) -> Sweep:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Return whether a folder is that of a sweep."""
     return os.path.isfile(folder / _FILE)

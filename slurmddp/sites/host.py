@@ -34,7 +34,6 @@ class Host:
     root: Path = Path("/")
 
     def exists(self, path: str) -> bool:
-        """Return whether there is a file or folder of this name."""
         return os.path.exists(self._below(path))
 
     def text(self, path: str) -> str | None:

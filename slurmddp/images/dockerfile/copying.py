@@ -134,7 +134,6 @@ def owner_of(parts: Parts, instruction: Instruction) -> Parts:
 
 
 def is_folder(path: Parts) -> bool:
-    """Return whether it ends with a slash."""
     return bool(path) and isinstance(path[-1], str) and path[-1].endswith("/")
 
 

@@ -89,8 +89,6 @@ class Heredoc:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction."""
-
     keyword: str  # in upper case
     text: str  # what follows it and its options, on one line, as Docker joins it
     pieces: tuple[str, ...]  # the same text, cut where the file has its line breaks

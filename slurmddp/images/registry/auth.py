@@ -81,7 +81,6 @@ def authorize(
 
 
 def refused(status: int, location: Location, found: Found, image: str) -> UserError:
-    """Return the error for 401 or 403."""
     source = found.credentials.source if found.credentials else None
     where = advice(location.registry)
     remarks = "".join(f"; {remark}" for remark in found.remarks)

@@ -70,7 +70,6 @@ def bad_status(status: int, headers: HTTPHeaderDict, body: bytes, host: str, wha
 
 
 def not_found(body: bytes, host: str, image: str, digest: str | None) -> UserError:
-    """Return the error for a 404 about the user's image."""
     code = error_code(body)
     if digest:
         message = f"{image} does not exist at {host}, or was removed: registries remove images without a tag"

@@ -61,8 +61,6 @@ class Location:
 
 @dataclass(frozen=True)
 class RegistrySettings:
-    """How registries are reached."""
-
     #: "http://HOST:PORT" for every host but loopback ones and those in NO_PROXY; None: HTTPS_PROXY (for plain HTTP:
     #: http_proxy) of the environment
     proxy: str | None = None

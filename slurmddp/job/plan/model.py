@@ -153,12 +153,10 @@ class Program(NamedTuple):
 
     @property
     def own(self) -> bool:
-        """Return whether it is the user's own program."""
         return bool(self.script or self.module)
 
     @property
     def bash(self) -> bool:
-        """Return whether bash runs the script."""
         return self.script.endswith(BASH_SUFFIX)
 
     @property

@@ -117,7 +117,6 @@ class _Job:
         return self.id.id if self.id else ""
 
     def seen(self) -> Seen:
-        """Return what it saw."""
         return Seen(self.kind, self.partition, self._number, self._facts or {}, self.why)
 
 

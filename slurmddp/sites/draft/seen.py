@@ -26,7 +26,6 @@ class Port(NamedTuple):
 
     @property
     def active(self) -> bool:
-        """Return whether its link is up."""
         return "ACTIVE" in self.state
 
 
@@ -45,7 +44,6 @@ class Seen(NamedTuple):
 
     @property
     def node(self) -> str:
-        """Return the node that was probed."""
         return self.first("node")
 
     @property
@@ -74,7 +72,6 @@ class Seen(NamedTuple):
 
     @property
     def gpus(self) -> list[str]:
-        """Return the name of each GPU."""
         return [name for name, _, _ in self.gpus_nvidia] or self.gpus_amd
 
     @property
@@ -85,7 +82,6 @@ class Seen(NamedTuple):
 
     @property
     def ports(self) -> list[Port]:
-        """Return the ports of RDMA devices."""
         rows = (line.split("|") for line in self.facts.get("port", ()))
         return [Port(*row) for row in rows if len(row) == len(Port._fields)]
 
