@@ -24,7 +24,7 @@ from slurmddp.commands.terminal import Progress
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.build_lock import holder
 from slurmddp.images.inventory import left_over, remove
-from slurmddp.images.make import Request, decide, decided, preview
+from slurmddp.images.make import Request, decide, preview
 from slurmddp.images.make import build_image as build
 from slurmddp.images.process import StopSignals
 from slurmddp.images.provenance import writing
@@ -74,7 +74,7 @@ class OnNode:
             report(f"note: cannot reach the registry of the base from this machine; the node will try: {error}")
 
         rules = rules_of(self.site, self.environment)
-        decision = decide(decided(self.request, lambda: rules), rules, unreachable)
+        decision = decide(self.request, lambda: rules, unreachable)
         if decision.up_to_date:
             return decision.target, True
         target = decision.target
@@ -254,7 +254,8 @@ def build_image(
         _tell_built(*batch.build(opt.say), as_json=as_json)
     else:
         with Progress() as progress:
-            result = build(request, opt.say, rules_of(site) if site else lambda: rules_of(None), progress.tell)
+            known = rules_of(site) if site else None  # an unknown site is refused whatever there is to do
+            result = build(request, opt.say, lambda: known or rules_of(None), progress.tell)
         _tell_built(result.target, result.up_to_date, as_json=as_json)
 
 

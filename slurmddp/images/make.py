@@ -87,8 +87,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a request comes to. target: an absolute path; bases: those in registries, by name, as they are now."""
+    """What a request comes to. image: with what registries were asked to be able to decide; target: an absolute path;
+    bases: those in registries, by name, as they are now."""
 
+    image: Wanted
     target: Path
     inputs: Inputs
     bases: Mapping[str, RegistryImage]
@@ -117,7 +119,7 @@ def preview(request: Request, report: Callable[[str], None]) -> BuildResult:
 def build_image(
     request: Request,
     report: Callable[[str], None],
-    rules: Rules | Callable[[], Rules] | None = None,
+    rules: Callable[[], Rules] = Rules,
     tell: Callable[[str], None] = lambda doing: None,
 ) -> BuildResult:
     """Build the image, unless one of these inputs is there.
@@ -125,55 +127,45 @@ def build_image(
     A base in a registry is taken by the digest that its tag has now; an image that is there keeps the digest of its
     own time, until --update or --force asks again.
     report: gets every line for people: what is about to happen, and the builder's own output as it comes.
-    rules:  of the site, or how to find them out, which is not asked for where there is nothing to do.
+    rules:  finds out those of the site, if there is something to do.
     tell:   gets what is being done while it takes long.
 
     Raises UserError, ExternalError (the build failed), and Stopped (ctrl-C, SIGTERM, SIGHUP): what was there is then
     as it was.
     """
-    found_out = cache(rules if callable(rules) else lambda: rules or Rules())
-    request = decided(request, found_out)
+    found_out = cache(rules)
     decision = decide(request, found_out)
     if decision.up_to_date:
-        return BuildResult(decision.target, request.image.definition, None, up_to_date=True)
-    check_architecture(request.image.base)
-    request = replace(request, image=request.image.with_bases(decision.bases))
-    for note in request.image.notes:
+        return BuildResult(decision.target, decision.image.definition, None, up_to_date=True)
+    check_architecture(decision.image.base)
+    decision = replace(decision, image=decision.image.with_bases(decision.bases))
+    for note in decision.image.notes:
         report(f"note: {note}")
-    built, definition = _build(decision.target, request, decision.inputs, decision.bases, found_out(), report, tell)
+    built, definition = _build(decision, request, found_out(), report, tell)
     return BuildResult(decision.target, definition, built)
 
 
-def decided(request: Request, rules: Callable[[], Rules]) -> Request:
-    """The request itself, once registries were asked what it needs to know of its bases.
-
-    Raises UserError, ExternalError.
-    """
-    if not request.image.undecided:
-        return request
-    bases = resolve_all(request.image.in_registries, rules().registries)
-    return replace(request, image=request.image.with_bases(bases))
-
-
 def decide(
-    request: Request, rules: Rules | Callable[[], Rules], unreachable: Callable[[ExternalError], None] | None = None
+    request: Request, rules: Callable[[], Rules], unreachable: Callable[[ExternalError], None] | None = None
 ) -> Decision:
     """Return what is to be built, and where: all that can be refused before a builder is needed. Changes nothing.
 
     unreachable: gets the error where a registry gives no answer, and the digests stay unknown; without it, or where
     they were asked for by --update, the error is raised. Raises UserError, ExternalError.
     """
+    if request.image.undecided:
+        bases = resolve_all(request.image.in_registries, rules().registries)
+        request = replace(request, image=request.image.with_bases(bases))
     inputs, existing = _look(request)
     if existing is not None and not (request.force or request.update):
-        return Decision(existing, inputs, {}, up_to_date=True)
-    rules = rules() if callable(rules) else rules
+        return Decision(request.image, existing, inputs, {}, up_to_date=True)
     if request.target is not None:
         path = request.path_of(request.target)
         check_name(path)
         if existing is None:
             _refuse_other(path, inputs, request.force)
     try:
-        bases = resolve_all(request.image.in_registries, rules.registries)
+        bases = resolve_all(request.image.in_registries, rules().registries)
     except ExternalError as error:
         if unreachable is None or (existing is not None and not request.force):
             raise
@@ -182,12 +174,12 @@ def decide(
     digests = {name: image.digest for name, image in bases.items()}
     if existing is not None and not request.force:
         if (read_lock(existing) or {}).get("digests") == digests:
-            return Decision(existing, inputs, bases, up_to_date=True)
+            return Decision(request.image, existing, inputs, bases, up_to_date=True)
         if request.target is not None:
             todo = "use --force to replace it after the build, or omit the name"
             raise UserError(f"{existing} exists, but its base has changed in the registry", todo=todo)
     target = request.target or Path(FOLDER, f"{request.image.name}-{_short(inputs, digests)}.sif")
-    return Decision(request.path_of(target), inputs, bases)
+    return Decision(request.image, request.path_of(target), inputs, bases)
 
 
 def _look(request: Request) -> tuple[Inputs, Path | None]:
@@ -212,13 +204,7 @@ def _short(inputs: Inputs, digests: Mapping[str, str]) -> str:
 
 
 def _build(
-    target: Path,
-    request: Request,
-    inputs: Inputs,
-    bases: Mapping[str, RegistryImage],
-    rules: Rules,
-    report: Callable[[str], None],
-    tell: Callable[[str], None],
+    decision: Decision, request: Request, rules: Rules, report: Callable[[str], None], tell: Callable[[str], None]
 ) -> tuple[Built, str]:
     # Here: most calls find that there is nothing to do, or print a definition
     from slurmddp.images.build_lock import only_build
@@ -228,7 +214,7 @@ def _build(
     from slurmddp.images.registry.credentials import for_builder
     from slurmddp.images.workspace import check_space, make_folders, mksquashfs_options, workspace
 
-    image = request.image
+    image, target, bases = decision.image, decision.target, decision.bases
     builder = find_builder(rules.prefer)
     way = choose(builder.flavour, look())
     area = workspace(rules.cache, os.environ)
@@ -258,7 +244,7 @@ def _build(
         "registry": reported.facts() if reported else None,
         "pip": list(image.pip),
         "slurmddp": __version__,
-        "inputs": inputs.facts(),
+        "inputs": decision.inputs.facts(),
         "mode": way.mode,
     }
     with only_build(target, report) as lock:

@@ -10,6 +10,7 @@ import sys
 import time
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,13 +30,13 @@ from .conftest import GOOD_BUILD, Apptainer
 NEW = b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0new"
 
 
-def make(folder: Path, name: str = "out/image.sif", **changes: object) -> tuple[BuildResult, list[str]]:
+def make(folder: Path, name: str = "out/image.sif", **changes: Any) -> tuple[BuildResult, list[str]]:
     said: list[str] = []
     wanted = {"base": changes.pop("base", "base.sif"), "pip": changes.pop("pip", ())}
     image = of_recipe(read_recipe(None, wanted, folder, {}))
-    rules, dry_run = changes.pop("rules", None), changes.pop("dry_run", False)
-    request = Request(image, Path(name), folder, **changes)  # type: ignore[arg-type]
-    result = preview(request, said.append) if dry_run else build_image(request, said.append, rules)  # type: ignore[arg-type]
+    rules, dry_run = changes.pop("rules", Rules()), changes.pop("dry_run", False)
+    request = Request(image, Path(name), folder, **changes)
+    result = preview(request, said.append) if dry_run else build_image(request, said.append, lambda: rules)
     return result, said
 
 
@@ -171,6 +172,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 import sys
 from pathlib import Path
+from typing import Any
 from slurmddp.errors import SlurmddpError
 from slurmddp.images.inventory import removable, remove
 from slurmddp.images.make import Request, build_image

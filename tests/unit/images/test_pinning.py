@@ -35,9 +35,10 @@ def push(registry: Registry, *more: str, tag: str = "1.0") -> str:
 
 def build(registry: Registry, folder: Path, **more: Any) -> tuple[BuildResult, str]:
     said: list[str] = []
-    rules = more.pop("rules", None)
+    rules = more.pop("rules", Rules())
     image = of_recipe(read_recipe(None, {"base": f"docker://{registry.reference('lab/torch', '1.0')}"}, folder, {}))
-    return build_image(Request(image, more.pop("target", None), folder, **more), said.append, rules), "\n".join(said)
+    request = Request(image, more.pop("target", None), folder, **more)
+    return build_image(request, said.append, lambda: rules), "\n".join(said)
 
 
 def test_a_tag_becomes_a_digest_and_the_lock_tells_of_it(
@@ -99,7 +100,7 @@ def test_a_mirror_is_where_the_builder_is_sent(registry: Registry, apptainer: Ap
     host = registry.reference("lab/torch", "1.0").removesuffix("/lab/torch:1.0")
     image = of_recipe(read_recipe(None, {"base": "docker://nvcr.io/torch:1.0"}, tmp_path, {}))
     rules = Rules(registries=RegistrySettings(mirrors={"nvcr.io": f"{host}/lab"}))
-    result = build_image(Request(image, None, tmp_path), [].append, rules)
+    result = build_image(Request(image, None, tmp_path), [].append, lambda: rules)
     assert f"From: {host}/lab/torch@{digest}\n" in result.definition
     assert "slurmddp.base docker://nvcr.io/torch:1.0" in result.definition
 
@@ -116,10 +117,10 @@ def test_the_registry_is_asked_for_any_release_and_the_table_is_for_dry_runs(
     host = registry.reference("lab/torch", "1.0").removesuffix("/lab/torch:1.0")
     rules = Rules(registries=RegistrySettings(mirrors={"nvcr.io": f"{host}/lab"}))
     with pytest.raises(UserError, match=f"nvidia/pytorch:{tag}-py3"):
-        build_image(Request(image, None, tmp_path), [].append, rules)
+        build_image(Request(image, None, tmp_path), [].append, lambda: rules)
     said.clear()
     registry.push("lab/nvidia/pytorch", f"{tag}-py3", {"config": {"Env": ["CUDA_VERSION=14.0.1"]}}, [b"layer"])
-    definition = build_image(Request(image, None, tmp_path), said.append, rules).definition
+    definition = build_image(Request(image, None, tmp_path), said.append, lambda: rules).definition
     assert f"NGC PyTorch {tag}, as its registry has it:\n        cuda    14.0.1\n        torch   unknown" in definition
     assert not any("table" in line for line in said)
 

@@ -9,7 +9,7 @@ import pytest
 from slurmddp.errors import UserError
 from slurmddp.images.image_spec import of_dockerfile
 from slurmddp.images.log import BuildLog
-from slurmddp.images.make import Request, Rules, decided
+from slurmddp.images.make import Request, Rules, decide
 from slurmddp.images.registry.image import RegistryImage
 from slurmddp.images.registry.reference import parse_reference
 
@@ -111,7 +111,7 @@ def test_what_the_registry_has_to_say_first(
     digest = "sha256:" + "0" * 64
     base = RegistryImage(parse_reference(BASE), digest, digest, "amd64", "linux", env={"NAME": "a"})
     monkeypatch.setattr("slurmddp.images.make.resolve_all", lambda names, settings: dict.fromkeys(names, base))
-    image = decided(Request(wanted, None, tmp_path), Rules).image
+    image = decide(Request(wanted, None, tmp_path), Rules).image
     assert not image.undecided and image.plain and "line 4" in image.definition
     taken = line.startswith("COPY $")
     assert (dock.context / "a/x" in image.sources) is taken and bool(image.items) is taken
