@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -233,23 +235,12 @@ def _nodes(facts: Evidence, view: JobView | None) -> int | None:
 
 def count_nodes(text: str) -> int:
     """Return how many nodes a list of names has, with Slurm's ranges: `n[1-3,7] login` has five."""
-    total, depth, word = 0, 0, ""
-    for char in text:
-        depth += (char == "[") - (char == "]")
-        if depth <= 0 and char in ", ":
-            total += _size(word) if word else 0
-            word = ""
-        else:
-            word += char
-    return total + (_size(word) if word else 0)
+    return sum(map(_size, re.findall(r"(?:\[[^\]]*\]?|[^\[, ])+", text)))
 
 
 def _size(word: str) -> int:
     """Return how many names one entry of a node list stands for: the product of its brackets."""
-    size = 1
-    for part in word.split("[")[1:]:
-        size *= sum(_range(each) for each in part.partition("]")[0].split(","))
-    return size
+    return math.prod(sum(map(_range, part.split(","))) for part in re.findall(r"\[([^\]]*)", word))
 
 
 def _range(text: str) -> int:

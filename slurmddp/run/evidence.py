@@ -32,8 +32,7 @@ from slurmddp.run.layout import RunFolder, attempt_of
 from slurmddp.shared.files import open_plain, read_json
 from slurmddp.styled import labelled
 
-#: The first line of a stop file that is final: nothing starts the run again.
-_LONGEST_STOP = 2000  # bytes
+_LONGEST_STOP = 2000  # bytes of a stop file that are read
 
 
 @dataclass(frozen=True)
