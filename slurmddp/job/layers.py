@@ -6,6 +6,8 @@ What an adding list holds already is not added again, so that a resolved job can
 
 from __future__ import annotations
 
+import copy
+import json
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -60,16 +62,16 @@ class _Merger:
                 if path in self.origins:
                     self.overridden[path] = (*self.overridden.get(path, ()), self.origins[path])
                 self._forget(path, old)
-                below[name] = _copied(value)
+                below[name] = copy.deepcopy(value)
                 self._take_origins(path, value, origins)
 
     def _add(self, old: list[Any], new: list[Any], path: Key, origins: Mapping[Key, Origin]) -> None:
-        known = {_frozen(item) for item in old}
+        known = {json.dumps(item, sort_keys=True) for item in old}
         for index, item in enumerate(new):
-            if _frozen(item) in known:
+            if json.dumps(item, sort_keys=True) in known:
                 continue
             item_path = (*path, str(len(old)))
-            old.append(_copied(item))
+            old.append(copy.deepcopy(item))
             if path in origins:  # of the list itself: `--set` knows no other
                 self.origins[item_path] = origins[path]
             self._take_origins(item_path, item, origins, (*path, str(index)))
@@ -91,19 +93,6 @@ def _keys(path: Key, value: Any) -> Iterator[Key]:
     if isinstance(value, dict | list):
         for name, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _keys((*path, str(name)), item)
-
-
-def _frozen(value: Any) -> Any:
-    """Something equal for equal values that can stand in a set."""
-    if isinstance(value, dict):
-        return frozenset((name, _frozen(item)) for name, item in value.items())
-    return ("list", *map(_frozen, value)) if isinstance(value, list) else value
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _copied(item) for name, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list) else value
 
 
 def submodel(annotation: Any) -> type[BaseModel] | None:
