@@ -30,7 +30,8 @@ def test_paths_start_where_the_script_runs(desk: Desk, workdir: str, there: str)
     assert found["watch"] == [f"{there}/out", "/data/a", "RUN/b", f"{there}/logs/*/x.ckpt"]
     assert found["args"] == ["--resume", "{checkpoint}"]
     (line,) = [line for line in survival_lines(plan) if line.startswith("time limit")]
-    assert f"saved in RUN/checkpoints or {there}/out or /data/a or RUN/b or {there}/logs/*/x.ckpt in it" in line
+    saved = f"RUN/checkpoints or {there}/out or /data/a or RUN/b or {there}/logs/*/x.ckpt"
+    assert f"saved to {saved} in this job" in line
 
 
 def test_the_supervisor_looks_where_the_binds_lead(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
