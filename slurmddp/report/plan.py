@@ -303,10 +303,8 @@ def _worst_case(plan: Plan) -> str:
 def _alerts(alerts: AlertsPlan | None, plan: Plan) -> str:
     """Return who gets which alerts; Slurm's own mail is among the sbatch options."""
     mail = [line.removeprefix("--mail-type=") for line in plan.sbatch if line.startswith("--mail-type=")]
-    told = [f"mail ({mail[0].lower().replace(',', ', ')})"] if mail else []
-    told = (
-        [f"{target.name} ({', '.join(target.on)})" for target in alerts.targets if target.on] + told if alerts else told
-    )
+    told = [f"{target.name} ({', '.join(target.on)})" for target in (alerts.targets if alerts else ()) if target.on]
+    told += [f"mail ({mail[0].lower().replace(',', ', ')})"] if mail else []
     if not told:
         return "none (see docs/alerts.md)"
     ways = [_LEAVE[alerts.leave]] if alerts else []
