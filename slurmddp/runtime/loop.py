@@ -147,7 +147,7 @@ class Trainer:
                 )
                 self._step = step
                 # A request of the step before is one of this step, too: all of it is met here, once.
-                if self._needs_outcome(step) or any(any(known.flags) for known in outcomes):
+                if self._uses(step) or any(any(known.flags) for known in outcomes):
                     outcomes += session.stepper.settle()
                 for outcome in outcomes:
                     if trace is not None:
@@ -183,8 +183,8 @@ class Trainer:
             profile=self._profiling.wanted,
         )
 
-    def _needs_outcome(self, step: int) -> bool:
-        """Return whether a step is the last, or one whose state is saved or evaluated: its numbers are read at once."""
+    def _uses(self, step: int) -> bool:
+        """Return whether a step is the last, or its state is to be saved or evaluated: its numbers are read at once."""
         return step == self._steps or self._checkpointing.wanted_after(step) or self._evaluates_after(step)
 
     def _after(self, outcomes: list[Outcome]) -> None:

@@ -21,6 +21,7 @@ from slurmddp.runtime.tasks.protocol import Loss, Task
 from slurmddp.runtime.world import World
 
 _MOST_SKIPPED = 50
+_EPSILON = 1e-6  # As in torch's clip_grad_norm_.
 
 
 class StepFlags(NamedTuple):
@@ -171,19 +172,26 @@ class Stepper:
     def _finish(self, made: _Step, unscaled: torch.Tensor, before_update: Callable[[], None]) -> Outcome:
         """Read the numbers of a step, a GPU's only wait in it, and update the weights."""
         totals = made.totals.wait()
-        # At their true scale, and clipped.
         scale = self._assumed / totals.count if totals.count else 1.0
-        outcome = self._outcome(made, self._parallel.finish_gradients(unscaled, scale, self._clip))
+        norm = scale * float(unscaled)
+        outcome = self._outcome(made, norm)
         before_update()
         if outcome.skipped is None:
+            # At their true scale, and clipped.
+            factor = scale * min(1.0, self._clip / (norm + _EPSILON))
+            if factor != 1.0:
+                self._parallel.scale_gradients(factor)
             self._update(made.rate)
         return outcome
 
     def _finish_late(self, made: _Step, unscaled: torch.Tensor, before_update: Callable[[], None]) -> list[Outcome]:
         """Read the numbers of the step before, then have the device update the weights if this step is finite."""
         before, sums = self.settle(), made.totals.pending.vector
+        # The same to the last bit. A number over a tensor would be the number times the reciprocal.
         scale = sums.new_full((), self._assumed) / sums[COUNT]
-        norm = self._parallel.finish_on_device(unscaled.double(), scale, self._clip)
+        norm = scale * unscaled.double()
+        factor = scale * (sums.new_full((), self._clip) / (norm + _EPSILON)).clamp(max=1.0)
+        self._parallel.scale_gradients(factor.float())
         optimizer: Any = self._optimizer
         # By it, fused optimizers skip an update, as torch's GradScaler has them do.
         optimizer.found_inf = (~norm.isfinite() | (sums[BAD] > 0)).float()

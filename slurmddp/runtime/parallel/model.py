@@ -1,7 +1,7 @@
 """What the stepper sees of a model that all ranks train, however they share it: a `Parallel`."""
 
-import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,7 +11,6 @@ from torch import nn
 
 from slurmddp.runtime import torch_private
 
-_EPSILON = 1e-6  # As in torch's clip_grad_norm_.
 _PIECE = 1 << 15
 
 
@@ -55,32 +54,13 @@ class Parallel(ABC):
         """
         return self._norm(self._gradients())
 
-    def finish_gradients(self, norm: torch.Tensor, scale: float, largest: float) -> float:
-        """Multiply gradients of this norm by `scale`, and clip them to the norm `largest` (infinity: no clipping).
-
-        Returns the norm after scaling and before clipping. Where it is not finite, gradients are left as they are.
-        """
-        found = scale * float(norm)
-        if math.isfinite(found):
-            factor = scale * min(1.0, largest / (found + _EPSILON))
-            if factor != 1.0 and (gradients := self._gradients()):
-                torch_private.foreach("mul_")(gradients, factor)
-        return found
-
-    def finish_on_device(self, norm: torch.Tensor, scale: torch.Tensor, largest: float) -> torch.Tensor:
-        """As `finish_gradients`, to the last bit, without reading a number: gradients have to be fp32.
-
-        Where the norm is not finite, nor are the gradients afterwards.
-        """
-        found = scale * norm
-        # A number over a tensor would be the number times the reciprocal, which rounds twice.
-        factor = scale * (found.new_full((), largest) / (found + _EPSILON)).clamp(max=1.0)
+    def scale_gradients(self, factor: float | torch.Tensor) -> None:
+        """Multiply the gradients. `factor`: a number, or an fp32 tensor beside fp32 gradients."""
         if gradients := self._gradients():
-            torch_private.foreach("mul_")(gradients, factor.float())
-        return found
+            torch_private.foreach("mul_")(gradients, factor)
 
     def _gradients(self) -> list[torch.Tensor]:
-        return [local(item.grad) for item in self._parameters if item.grad is not None]
+        return [item.grad for item in self._parameters if item.grad is not None]
 
     def rest(self) -> None:  # noqa: B027 - nothing to do where nothing is gathered
         """Give back what a forward without a backward pass has gathered. Call it after an evaluation."""
@@ -95,13 +75,16 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
+def _pieces(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    return torch.split(tensor.flatten(), _PIECE) if tensor.numel() > _PIECE else (tensor,)
+
+
 def norms(tensors: list[torch.Tensor]) -> torch.Tensor:
     """Return norms whose own norm is that of all the tensors together.
 
     Long tensors on a CPU are cut, since torch adds up 2**24 squares in fp32 with an error of 6e-4, and 2**15 with 1e-6.
     """
-    pieces: list[torch.Tensor] = []
-    for tensor in tensors:
-        cut = tensor.device.type == "cpu" and tensor.numel() > _PIECE
-        pieces += torch.split(tensor.flatten(), _PIECE) if cut else [tensor]
+    pieces = tensors
+    if tensors[0].device.type == "cpu":
+        pieces = [piece for tensor in tensors for piece in _pieces(tensor)]
     return torch.stack(torch_private.foreach("norm")(pieces)).float()

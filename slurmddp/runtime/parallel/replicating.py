@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from slurmddp.runtime import torch_private
@@ -21,7 +22,7 @@ Future = torch.futures.Future[torch.Tensor]
 
 class BucketSums:
     """Adds up each bucket of DDP over all ranks as soon as it is ready, without dividing: rounding is as in one
-    process.
+    process. On a CPU only.
     """
 
     def __init__(self, model: DistributedDataParallel, *, bf16: bool) -> None:
@@ -43,17 +44,14 @@ class BucketSums:
     def begin(self, bucket: dist.GradBucket) -> Future:
         """Start the all-reduce of a bucket, for the hook.
 
-        On a CPU, tell DDP at once that it is done, which moves no number, since gradients are views of the buckets. A
-        callback would run in gloo's thread, and would need the interpreter there. With torch 2.4 the end of a process
-        group waits for that thread and keeps the interpreter meanwhile.
+        Tell DDP at once that it is done, which moves no number, since gradients are views of the buckets. A callback
+        would run in gloo's thread, and would need the interpreter there. With torch 2.4 the end of a process group
+        waits for that thread and keeps the interpreter meanwhile.
         """
         gradients: torch.Tensor = bucket.buffer()
         sent = gradients.to(torch.bfloat16) if self._bf16 else gradients
         work = dist.all_reduce(sent, async_op=True)
         assert work is not None
-        if gradients.device.type != "cpu":
-            future: Future = work.get_future()
-            return future.then(lambda done: gradients.copy_(_first(done)) if self._bf16 else _first(done))
         self._begun.append((work, sent, gradients))
         done = Future()
         done.set_result(gradients)
@@ -62,10 +60,6 @@ class BucketSums:
 
 def _begin(sums: BucketSums, bucket: dist.GradBucket) -> Future:
     return sums.begin(bucket)
-
-
-def _first(future: Future) -> torch.Tensor:
-    return future.value()[0]
 
 
 #: What DDP takes where it is given nothing.
@@ -83,11 +77,14 @@ class Replicated(Parallel):
         """Moves the model to the rank's device, and gives all ranks rank 0's weights.
 
         `mark`: of a timer that is told when the last gradient is computed, and when all ranks' are there.
-        `hooked`: whether BucketSums exchanges the buckets, not DDP itself; by default on a CPU, and for bf16.
+        `hooked`: whether BucketSums exchanges the buckets, not DDP, which divides by their number; by default on a CPU.
+        A GPU with a small model would wait for Python.
         """
         self.module = bare.to(world.device)
         self._parameters = list(bare.parameters())
         self.mesh = mesh.sizes(world.size, None, 1)
+        self._sums: BucketSums | None = None
+        self.divides_by = world.size
         self._ddp = DistributedDataParallel(
             bare,
             device_ids=None if world.device.type == "cpu" else [world.device],
@@ -97,10 +94,10 @@ class Replicated(Parallel):
             bucket_cap_mb=None if options.bucket_mb == _DEFAULT_BUCKET_MB else options.bucket_mb,
         )
         bf16 = options.compression == "bf16"
-        if hooked is None:  # On a GPU with a small model, the steps would wait for Python.
-            hooked = bf16 or world.device.type == "cpu"
-        self._sums = BucketSums(self._ddp, bf16=bf16) if hooked else None
-        self.divides_by = 1 if hooked else world.size
+        if world.device.type == "cpu" if hooked is None else hooked:
+            self._sums, self.divides_by = BucketSums(self._ddp, bf16=bf16), 1
+        elif bf16:
+            self._ddp.register_comm_hook(None, bf16_compress_hook)
         self._mark = mark
         self.model = self._ddp
 

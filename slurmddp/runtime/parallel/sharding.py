@@ -14,7 +14,7 @@ from slurmddp.runtime import torch_private
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.measure.timing import NETWORK
 from slurmddp.runtime.parallel import shaping
-from slurmddp.runtime.parallel.model import Parallel, norms
+from slurmddp.runtime.parallel.model import Parallel, local, norms
 from slurmddp.runtime.parallel.replicas import fingerprint
 from slurmddp.runtime.parallel.waits import Mark, mark_waits
 from slurmddp.runtime.world import World
@@ -85,6 +85,9 @@ class Sharded(Parallel):
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
         return 1
+
+    def _gradients(self) -> list[torch.Tensor]:
+        return [local(gradient) for gradient in super()._gradients()]
 
     def _norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
         device = next(self.module.parameters()).device
