@@ -2,16 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
 
-from slurmddp.runtime import torch_private
+from slurmddp.runtime import randomness, torch_private
 from slurmddp.runtime.checkpoint import reader, state
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.library import shared
+from slurmddp.runtime.library.sampler import GlobalSampler
 from slurmddp.runtime.world import World
 from slurmddp.shared import mesh
 
@@ -52,6 +54,8 @@ def adopt(
     reader.load(choice, trained, world, check=check)
     restore_groups(trained.optimizer, choice.data)
     restored = reader.restore_randomness(choice, world, 0)
+    if restored and isinstance(sampler, GlobalSampler):
+        sampler.restore_with(partial(randomness.restore, randomness.states(world.device), world.device))
     reader.resumed(now, world, choice, restored=restored)
 
 

@@ -1,7 +1,7 @@
 """The samples of each rank: the same global batches on any number of ranks."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -110,6 +110,7 @@ class GlobalSampler:
         self._micro = micro or -(-global_batch // ranks)
         self._step, self._samples = 0, 0
         self._epoch: int | None = None
+        self._restore: Callable[[], None] | None = None
 
     @property
     def step(self) -> int:
@@ -197,12 +198,34 @@ class GlobalSampler:
                 )
         self.start_at(state["samples"], state["step"])
 
+    def restore_with(self, restore: Callable[[], None]) -> None:
+        """Let `restore` restore the random states once more, where the next iteration continues with the samples.
+
+        Checkpointer calls it when it has loaded. Until the first batch, a resumed script draws numbers that the
+        undisturbed run drew before the checkpoint: a DataLoader draws one in each iteration, also in an empty one.
+        """
+        self._restore = restore
+
     def __len__(self) -> int:
         """Return the number of lists in the next iteration."""
         return self._steps() * self.accumulation
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the lists of sample ids of one iteration."""
+        # A DataLoader calls this, draws its number, perhaps calls this again, and then asks for the first list. So the
+        # undisturbed run drew the number after the checkpoint if this is the first step of an epoch, else before it.
+        if self._restore is not None and self.epoch * self.length > self._samples - self.global_batch:
+            self._restore()
+            self._restore = None
+        return self._lists()
+
+    def _lists(self) -> Iterator[list[int]]:
+        if self._restore is not None:
+            self._restore()
+            if (
+                self.epoch + 1
+            ) * self.length > self._samples - self.global_batch:  # No earlier epoch than the last step's.
+                self._restore = None
         steps, began = self._steps(), (self._samples, self._step)
         lists = training_lists(
             SampleOrder(self.length, self.seed),
