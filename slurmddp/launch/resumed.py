@@ -91,9 +91,10 @@ def find_resumed(text: str | None, environment: Mapping[str, str]) -> Resumed:
 
 def _elsewhere(run: RunFolder) -> str:
     """Return the folder with the newest save of an own script in checkpoint.watch; empty without one."""
-    facts = manifest.read(run)
-    workdir = facts.get("workdir")
-    if not isinstance(workdir, str) or not run.job_yaml.is_file():
+    if run.job_json.is_file() or not run.job_yaml.is_file():  # job.json: a bundled task, which saves in checkpoints/
+        return ""
+    workdir = manifest.read(run).get("workdir")
+    if not isinstance(workdir, str):
         return ""
     watch = (read_file(run.job_yaml, "resumed run", below=run.path).tree.get("checkpoint") or {}).get("watch") or ()
     save = saves.newest(absolute(str(path).replace(RUN, str(run.path)), workdir) for path in watch)

@@ -292,24 +292,28 @@ def test_a_line_for_each_node(desk: Desk) -> None:
     plan = desk.plan(SCRIPT_JOB, "resources.nodes=3", "environment.A=b c")
     texts = node_commands(plan, "head.example.org", 29400)
     assert texts[0] == "# own: 3 nodes; the first is head.example.org, with port 29400"
-    assert texts[1].endswith("slurmddp check JOB.yaml --write RUN_FOLDER")
+    assert texts[1].endswith("this command with --write RUN_FOLDER, not --per-node")
+    assert texts[2].startswith("# First, on each node: address=$(ip -o -4 route get ")
+    assert texts[3].startswith("# First, on each node: interface=$(ip -o -4 addr show to ")
     assert [
         n
         for n, text in enumerate(texts)
         if text.startswith(("# Preflight: one line per node", "# Ranks: one line per node"))
-    ] == [2, 6]
-    checks, lines = texts[3:6], texts[7:]
+    ] == [4, 8]
+    checks, lines = texts[5:8], texts[9:]
     assert all("SLURMDDP_PREFLIGHT_NODES=node0 node1 node2" in text for text in checks)
     assert len(lines) == 3
     for node, line in enumerate(lines):
         words = subprocess.run(
-            ["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True
+            ["bash", "-c", f"address=10.0.0.5 interface=ib0; printf '%s\\0' {line}"], capture_output=True, check=True
         ).stdout.decode().split("\0")  # fmt: skip
         assert words[0] == "env"
         assert "A=b c" in words
         assert any(word.endswith("SLURMDDP_STOP_FILE=RUN_FOLDER/stop") for word in words)
         assert any(word.endswith("SLURMDDP_ATTEMPT=0") for word in words)
-        assert "--nnodes=3" in words and "--nproc-per-node=4" in words
+        assert "--nnodes=3" in words and "--nproc-per-node=4" in words and "--local-addr=10.0.0.5" in words
+        ours = ("APPTAINERENV_GLOO_SOCKET_IFNAME=ib0", "APPTAINERENV_SLURMDDP_RUN=RUN_FOLDER")
+        assert set(ours) <= set(words)
         assert "--rdzv-endpoint=head.example.org:29400" in words
         assert any(f"is_host={int(node == 0)}" in word for word in words)
         assert words[-5:-1] == [f"{desk.project}/src/train.py", "--lr", "3e-4", "a b"]
