@@ -15,6 +15,7 @@ pytestmark = pytest.mark.cluster
 
 VENV = "/home/alice/venv"
 SCRIPT = """\
+import argparse
 import importlib.util
 import os
 
@@ -27,14 +28,29 @@ def main():
     dist.init_process_group("gloo")
     model = DistributedDataParallel(torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(20):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--resume")
+    resume = parser.parse_args().resume
+    first = 0
+    if resume:
+        state = torch.load(resume)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first = state["step"] + 1
+    for step in range(first, 20):
         loss = model(torch.randn(8, 4)).pow(2).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        if dist.get_rank() == 0:
+            os.makedirs("out", exist_ok=True)
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+            torch.save(state, "out/part.pt")
+            os.replace("out/part.pt", "out/last.pt")
     ours = "with" if importlib.util.find_spec("slurmddp") else "without"
     rank, world = dist.get_rank(), dist.get_world_size()
     print(f"trained: rank {rank} of {world} on {os.uname().nodename}, {ours} slurmddp", flush=True)
+    print(f"began at step {first}", flush=True)
     dist.destroy_process_group()
 
 
@@ -87,7 +103,11 @@ def test_three_commands_from_an_empty_home(alice: Alice, venv: str, software: st
         software == "venv"
     )
     assert made["next"] == ["slurmddp check job.yaml", "slurmddp submit job.yaml"]
-    slurmddp("check", "job.yaml", *SMALL)
+    sizes = alice.cluster.run("login", ["sinfo", "--noheader", "--format=%G"]).stdout
+    assert made["gpus_per_node"] and f"gpu:{made['gpus_per_node']}" in sizes.replace("gpu:a100:", "gpu:"), (made, sizes)
+    checked = slurmddp("check", "job.yaml", *SMALL)
+    place = {"venv": f"virtual environment {venv}, no container", "image": f"{home}/torch.sif"}[software]
+    assert checked.startswith("train on ") and place in checked, checked
     answer = json.loads(slurmddp("submit", "job.yaml", *SMALL, "--json"))
     # Her other HOME does not list it: its folder names it there.
     run = Run(alice.cluster, {**answer, "run_id": answer["run_folder"]})
@@ -95,6 +115,13 @@ def test_three_commands_from_an_empty_home(alice: Alice, venv: str, software: st
     run.wait("done", timeout=240)
     logs = run.logs()
     assert all(f"trained: rank {rank} of 2" in logs for rank in (0, 1)), logs
+    again = json.loads(slurmddp("resume", answer["run_folder"], "--yes", "--json"))
+    run = Run(alice.cluster, {**again, "run_id": again["run_folder"]})
+    submitted.append(run)
+    run.wait("done", timeout=240)
+    assert "began at step 20" in run.logs() and "began at step 0" in logs, run.logs()
+    bundle = json.loads(slurmddp("debug", "bundle", answer["run_folder"], "--json"))
+    assert {"slurm/accounting.txt", "doctor.txt", "events.jsonl"} <= {each["name"] for each in bundle["files"]}, bundle
 
 
 @pytest.mark.skipif(not variant().apptainer, reason="these hosts lack Apptainer")
