@@ -100,9 +100,10 @@ class Attempts:
     def list_nodes(self) -> List[str]:
         """Take the nodes that the job has now; return those that Slurm has lost."""
         job = self.job
-        # Of a job that has been ended, Slurm lists the nodes that still have processes of it: the others are not lost.
-        allocated = None if job.is_over() else job.scheduler.nodes()
+        over, allocated = job.scheduler.ends_job(), job.scheduler.nodes()
         lost = job.nodes.renew(allocated) if allocated is not None else ()
+        if over:  # Slurm lists the nodes that still have processes of the job: the others are not lost
+            lost = ()
         if allocated is not None and not job.values.yes("counts_gpus"):
             job.gpus = (job.values.number("gpus_per_node") or 0) * len(allocated)
         job.exclude("Slurm lost the node", lost, NodeExcluded)

@@ -154,17 +154,6 @@ class Job:
         """Return whether nothing may start on the nodes any more."""
         return bool(self.ending) or self.stop_file() is not None
 
-    def is_over(self) -> bool:
-        """Ask whether something has ended the job. Its SIGTERM may come later, or never: Slurm sends one, and while it
-        starts the batch script, nobody gets it. So it is taken for received.
-        """
-        if not self.scheduler.ends_job():
-            return False
-        if not self.ending:
-            self.loop.deliver(signal.SIGTERM)
-            self.loop.rest(0)
-        return True
-
     def ledger(self) -> Ledger:
         """Return what the starts of the run have come to, as far as the run folder answers."""
         failures, progress, best = self.folder.known(["", "", ""], "ledger")
@@ -243,8 +232,11 @@ class Job:
             look()
             self.loop.run_until(lambda: child.code is not None, _LOOK)
         self.child = None
-        if child.code != 0 and not self.ending:
-            self.is_over()  # then this is not the nodes' failure
+        if child.code != 0 and not self.ending and self.scheduler.ends_job():
+            # This is not the nodes' failure. The job's SIGTERM may come later, or never: Slurm sends one, and while it
+            # starts the batch script, nobody gets it. So it is taken for received.
+            self.loop.deliver(signal.SIGTERM)
+            self.loop.rest(0)
         return child.code
 
     def choose_port(self, head: str) -> None:
