@@ -33,6 +33,11 @@ def fix_lines(script: Script, fixed: Fixed) -> Iterator[str]:
     for each in fixed.done:
         yield f"{path}:{each.line}: " + styled("fixed:", "good") + f" {one_line(each.message)} [{each.rule.id}]"
     yield from _explained(fixed.left)
+    for choice in fixed.choices:
+        many = f"{len(choice.corrections)} corrections are possible, none is made [{choice.finding.rule.id}]"
+        yield f"{path}:{choice.finding.line}: {many}"
+        for number, lines in enumerate(choice.corrections, 1):
+            yield from (f"    {number}. line {line}: {one_line(text)}" for line, text in lines)
     left = total(Counter(each.severity for each in fixed.left)) if fixed.left else "none"
     yield f"{len(fixed.done)} fixed, not fixed: {left}"
     if fixed.doubt:
@@ -103,6 +108,7 @@ def fix_script(request: Request, output: Path | None, *, force: bool, as_json: b
         write_new(output, fixed.text, force=force, todo="choose another name, or add --force")
     if as_json:
         done = {"fixed": [each.as_dict() for each in fixed.done], "stopped": fixed.stopped, "doubt": fixed.doubt}
+        done["choices"] = [each.as_dict() for each in fixed.choices]
         typer.echo(opt.json_text(as_dict([script], fixed.left) | done | {"script": fixed.text}))
     else:
         for line in fix_lines(script, fixed):

@@ -182,8 +182,8 @@ def asked(options: dict[str, str]) -> Resources:
             nodes = 1
     gpus_per_task = count(options.get("gpus-per-task"))
     gpus = count(options.get("gpus-per-node"))
-    if gpus is None and (match := re.search(r"gpu[^,]*", options.get("gres", ""))):
-        gpus = count(match.group()) or (1 if re.fullmatch(r"gpu(:[a-z]\w*)?", match.group()) else None)
+    if gpus is None and len(asks := re.findall(r"gpu[^,]*", options.get("gres", ""))) == 1:  # more are of several types
+        gpus = count(asks[0]) or (1 if re.fullmatch(r"gpu(:[a-z]\w*)?", asks[0]) else None)
     if gpus is None and nodes and (total := count(options.get("gpus"))):
         gpus = total // nodes if total % nodes == 0 else None
     cpus = count(options.get("cpus-per-task"))

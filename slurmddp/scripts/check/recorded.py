@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from slurmddp.scripts.check.launches import launcher_options, programs
 from slurmddp.scripts.check.script import Script
 from slurmddp.scripts.check.values import EARLY, SET_BY_SHELL
 from slurmddp.scripts.sandbox.evaluate import Evaluated, Job, Unavailable, available, evaluate, variables_of
@@ -53,7 +53,8 @@ def imagined(
         array = {"SLURM_ARRAY_TASK_ID": str(2 - files), "SLURM_ARRAY_JOB_ID": str(number)}
         return Job(
             number, hosts, nodelist, tasks, script.job.gpus_per_node or (4 if files else 6), files,
-            1700000000 + number * 7, 20000 + number % 9973, script.option("chdir") or "", {**submitter, **more},
+            1700000000 if number < 5000000 else 1811214799,  # no field of the date is the same
+            20000 + number % 9973, script.option("chdir") or "", {**submitter, **more},
             slurm | array if script.option("array") else slurm, role=role,
         )  # fmt: skip
 
@@ -89,6 +90,12 @@ def beside(script: Script) -> dict[str, str]:
     return found
 
 
+def place(path: Path) -> str:
+    """Return the path of a script as `scontrol show job` has it, from the folder of submission where it is below."""
+    whole, here = os.path.abspath(path), os.getcwd()
+    return os.path.relpath(whole, here) if whole.startswith(f"{here.rstrip('/')}/") else whole
+
+
 #: What was evaluated already, by all that it depends on: a correction and its check look at the same script.
 _recorded: dict[tuple[str, ...], tuple[Evaluated, ...] | None] = {}
 _MOST_RECORDED = 64
@@ -101,57 +108,14 @@ def record(
     if not script.is_shell or "\r" in script.text or not available():
         return None
     jobs, files = imagined(script, variables, other), beside(script)
-    key = (script.text, script.path.name, repr(jobs), repr(files))
+    key = (script.text, place(script.path), repr(jobs), repr(files))
     if key not in _recorded:
         if len(_recorded) >= _MOST_RECORDED:
             _recorded.clear()
         try:
-            _recorded[key] = tuple(evaluate(script.text, jobs, script.path.name, files))
+            _recorded[key] = tuple(evaluate(script.text, jobs, place(script.path), files))
         except Unavailable:
             _recorded[key] = None
     runs = _recorded[key] or ()
     ended = all(each.ended for each in runs if not each.job.role)
     return tuple(each for each in runs if each.ended) if runs and ended else None
-
-
-_RANK = re.compile(r"\d+")
-
-
-def _signatures(runs: Sequence[Evaluated]) -> list[set[tuple[object, ...]]]:
-    """Return which programs each job starts: kind, words (ranks and hosts aside), folder, files and container."""
-    found = []
-    for run in runs:
-        signs = set()
-        hosts = re.compile("|".join(map(re.escape, ("localhost", "127.0.0.1", *run.job.hosts))))
-        for each, kind, arguments in programs(run):
-            program = arguments[0 if kind == "python" else launcher_options(arguments)[1] :]
-            words = sorted(_RANK.sub("#", hosts.sub("@", word)) for word in program)
-            streams = [name.partition("[")[0] for name in each.streams[:2]]  # pipe:[4711]
-            signs.add((kind, each.words[0], *words, each.folder, *streams, each.contained))
-        found.append(signs)
-    return found
-
-
-def _agree(runs: Sequence[Evaluated]) -> bool:
-    """Tell whether all launchers of a step meet at one place."""
-    names = ("rdzv-endpoint", "rdzv-id", "rdzv-backend", "master-addr", "master-port", "main-process-ip", "nnodes")
-    for run in runs:
-        steps: dict[tuple[int, str], set[tuple[str | None, ...]]] = {}
-        for each, kind, arguments in programs(run):
-            if kind != "python" and each.step:
-                options = launcher_options(arguments)[0]
-                steps.setdefault((each.step, kind), set()).add(tuple(options.get(name) for name in names))
-        if any(len(places) > 1 for places in steps.values()):
-            return False
-    return True
-
-
-def same_programs(before: Script, after: Script) -> bool | None:
-    """Tell whether a corrected script starts the programs that it started, with the same words, folder and files, and
-    whether their ranks meet; None, if bash cannot evaluate them here."""
-    old, new = ({(each.job.role, each.job.hosts): each for each in record(one) or ()} for one in (before, after))
-    places = [place for place in old if place in new]
-    was, now = [old[each] for each in places], [new[each] for each in places]
-    if not any(_signatures(was)):
-        return None
-    return _signatures(was) == _signatures(now) and (_agree(now) or not _agree(was))

@@ -131,9 +131,11 @@ class Imported:
             there, here = os.path.dirname(there), os.path.dirname(here)
         return text.replace("sandboxuser", self.environment.get("USER", "sandboxuser"))
 
-    def raw(self, launch: Launch, word: str, option: str = "") -> str:
-        """Return a word as the script has it. option: the word before it."""
+    def raw(self, launch: Launch, word: str, option: str = "", behind: str = "") -> str:
+        """Return a word as the script has it. option: the word before it. behind: a word that comes earlier."""
         written: list[str] = [*launch.command.words, *(launch.step.command.words if launch.step else ())]
+        at = next((at for at, each in enumerate(written) if behind and each.strip("'\"").endswith(behind)), -1)
+        written = written[at + 1 :]
         name = symbol_name(word, "?")
         parts = [part for part in re.split("\0[^\0]*\0", word) if part]
         if option in written[:-1]:

@@ -57,7 +57,10 @@ _GLOB = re.compile(r"[*?]|\{[^{}\s]*(,|\.\.)[^{}\s]*\}")
 _WITH_VALUE = {"-B", "--bind", "--mount", "--pwd", "-W", "--env", "-H", "--home", "-o", "--overlay", "--workdir", "-S",
                "--scratch", "--env-file", "--app", "--add-caps", "--drop-caps", "--security"}  # fmt: skip
 _BINDS = ("-B", "--bind")
-_OF_SITE = ("--nv", "--rocm", "-e", "--cleanenv")  # options that its profile chooses
+_OF_SITE = ("--nv", "--rocm", "--env")  # options that its profile chooses; the recorded launch has the variables
+_LONG = {"-e": "--cleanenv", "-c": "--contain", "-C": "--containall"}
+#: What the script sets for Slurm, and makes no difference to the ranks.
+_FOR_SLURM = re.compile(r"(SLURM|SRUN)_(CPU_BIND\w*|LABELIO|UNBUFFEREDIO)")
 
 
 def meets(option: str) -> bool:
@@ -102,7 +105,7 @@ def sif_options(words: Sequence[str]) -> SifOptions:
         at += 1
         if not equals and name in _WITH_VALUE and at < len(words):
             value, at = words[at], at + 1
-        options.append((name, value))
+        options.append((_LONG.get(name, name), value))
     return SifOptions(
         words[at] if at < len(words) else "",
         tuple(bind for name, value in options if name in _BINDS for bind in value.split(",")),
@@ -117,6 +120,8 @@ def refuse_others(job: Imported, runs: Sequence[Evaluated]) -> None:
     separate = (each.line for each in script.directives if each.value in ("hetjob", "packjob"))
     found = [(line, "heterogeneous jobs") for line in separate]
     kinds = {**{name: name for name in _MPI}, "mpiexec.hydra": "mpiexec", "ray": "Ray"}
+    ray = (each.line for each in script.commands if re.search(r"(^|\s)(\S*/)?ray (start|up)\b", " ".join(each.words)))
+    found += [(line, "Ray") for line in ray]  # also in a branch that is not taken here
     for run in runs:
         found += [(each.line, kinds[each.name]) for each in run.started if each.name in kinds]
         het = (each for each in run.started if each.name == "srun" and "--het-group" in " ".join(each.words))
@@ -164,8 +169,8 @@ def _certain(job: Imported, launch: Launch) -> None:
         job.leave(launch.line, text, "whether it starts so is known only when the job runs")
     for word in step.opaque if step else ():
         job.leave(launch.line, job.raw(launch, word), "options of srun that are known only when the job runs")
-    if "" in outer.loops:
-        job.leave(launch.line, text, "in a loop, until something is so: the job file starts it once")
+    if outer.loops and not launch.fan_out:
+        job.leave(launch.line, text, "in a loop: the job file starts it once")
     asked, options = job.script.job, step.options if step else {}
     total = (asked.gpus_per_node or 0) * (asked.nodes or 1)
     if step and (
@@ -228,13 +233,13 @@ def _arguments(job: Imported, launch: Launch, words: list[str], program: str) ->
             text = f"argument {args.pop() if option else ''} ...".replace("  ", " ")
             job.leave(launch.line, text, why, about="arguments")
         elif value is None:
-            raw = job.raw(launch, word, option)
+            raw = job.raw(launch, word, option, behind=program)
             text = " ".join(filter(None, [args.pop() if option.startswith("--") else "", raw]))
             why = "from sbatch's command line: add it behind --" if re.search(r"\$\{?[@*1-9]", raw) else ""
             if job.environment.get(symbol_name(word, "?")):
                 why = "a variable of your shell, which may be a secret: write its value yourself"
             unknown.append((text, why))
-        elif _GLOB.search(value) and not re.search(r"['\"][^'\"]*[*?{]", raw := job.raw(launch, word)):
+        elif _GLOB.search(value) and not re.search(r"['\"][^'\"]*[*?{]", raw := job.raw(launch, word, behind=program)):
             why = "bash replaces it by names of files or several words"
             job.leave(launch.line, f"argument {raw}", why, about="arguments")
         else:
@@ -259,6 +264,9 @@ def _run_sh(job: Imported, launch: Launch, program: str) -> bool:
     tail = [*(["-m"] if module else []), *words[at:]]
     lines = _lines(job, " ".join(tail), launch.line)
     names = {name for text in [*tail, *(lines or ())] for name in [*_NAME.findall(text), text.partition("=")[0]]}
+    given = names - {match[1] for line in lines or () if (match := _ASSIGNMENT.match(line))}
+    if any(not re.match(r"SLURM_|(HOME|USER|PWD)$|\W|$", name) for name in given & set(_NAME.findall(" ".join(tail)))):
+        return False  # of the shell that submits, or of a file that the script sources: run.sh would not have it
     of_rank = any(name in RESERVED or _MEETING.fullmatch(name) or name.startswith("TORCHELASTIC") for name in names)
     if lines is None or of_rank or _COMPUTED.search(" ".join(tail)):
         return False
@@ -410,7 +418,9 @@ def _options(job: Imported, launch: Launch) -> None:
         if name == "mpi" and (launch.kind != "python" or job.keys.get(("launch", "mode")) == "srun"):
             if launch.kind == "python":
                 job.set("launch.mpi", value)
-        elif name not in _OF_SRUN and not name.startswith("container") and f"{name}={value[:3]}" != "export=ALL":
+        elif f"{name}={value}" == "kill-on-bad-exit=0" or (
+            name not in _OF_SRUN and not name.startswith("container") and f"{name}={value[:3]}" != "export=ALL"
+        ):
             lost = name not in ("output", "error")  # the run folder has the logs
             text = f"--{name}={value}".removesuffix("=")
             job.leave(launch.step.line if launch.step else 0, text, "option of srun", lost=lost)
@@ -452,9 +462,13 @@ def _shell_word(word: str) -> str:
 def _environment(job: Imported, launch: Launch) -> list[tuple[int, str]]:
     """Carry over what the tasks find in their environment; return (line, setup line) of what only the job knows."""
     lines, used = [], _used(job, launch)
+    for (line, name), value in job.script.found.assigned.items():
+        same = f"{name}={value}" == f"SRUN_CPUS_PER_TASK={job.script.job.cpus_per_task}" or name in used
+        if re.match("(SLURM|SRUN)_", name) and line < launch.line and not same and not _FOR_SLURM.fullmatch(name):
+            job.leave(line, f"{name}=...", "a variable that srun reads", about=name)
     for name, value in launch.environment.items():
         line = job.line_of(launch.line, name)
-        written = re.search(rf"\b{re.escape(name)}\+?=", job.script.text) is not None
+        written = re.search(rf"(\b|ENV_){re.escape(name)}\+?=", job.script.text) is not None
         if not written or (given_by_others(name) and not _MEETING.fullmatch(name)):
             continue  # a file that setup sources sets it
         text = job.text(value)

@@ -48,7 +48,7 @@ def carry_options(job: Imported) -> None:
                 job.set("resources.gpu_type", match[1])
     for name in ("gpus", "gpus-per-node", "gpus-per-task", "gres", "nodes", "ntasks"):
         value = script.option(name)
-        unread = asked.unread if name in ("nodes", "ntasks") else asked.gpus_per_node is None and name != "gres"
+        unread = asked.unread if name in ("nodes", "ntasks") else asked.gpus_per_node is None
         if value is not None and unread:
             todo = "set resources.nodes, gpus_per_node and ranks_per_node"
             job.leave(script.line_of(name), f"--{name}={value}", todo)

@@ -19,7 +19,7 @@ from slurmddp.job.plan.model import Context, Plan
 from slurmddp.launch.prepare import Prepared
 from slurmddp.records.redact import is_secret_name
 from slurmddp.scripts.check.launches import launcher_options, programs, srun_options
-from slurmddp.scripts.check.recorded import beside, imagined
+from slurmddp.scripts.check.recorded import beside, imagined, place
 from slurmddp.scripts.check.script import parse
 from slurmddp.scripts.imports.imported import Imported
 from slurmddp.scripts.imports.launch import VENV, given_by_others, meets, program_of, sif_options
@@ -55,7 +55,7 @@ def prove(job: Imported, line: int, runs: Sequence[Evaluated], prepared: Prepare
     jobs = [replace(each.job, tasks_per_node=mine.tasks_per_node, slurm=mine.slurm, folder="") for each in theirs]
     files = {**beside(job.script), **({job.run_name: job.run_text} if job.run_text else {})}
     try:
-        ours = evaluate(script.text, jobs, job.script.path.name, files)
+        ours = evaluate(script.text, jobs, place(job.script.path), files)
     except Unavailable:
         ours = []
     if not ours or not all(each.ended for each in ours):
@@ -75,7 +75,8 @@ def rendered(plan: Plan) -> str:
     ranks, nodes, container, program = plan.nodes.ranks_per_node, plan.nodes.min, plan.container, plan.program
     inside = [f"cd {_path(plan.workdir)}"]
     for group in plan.environment:
-        inside += [f"export {each.name}={shlex.quote(each.value)}" for each in group.variables if not each.base]
+        shown = [each for each in group.variables if not each.base]
+        inside += [f"export {container.environment_prefix}{each.name}={shlex.quote(each.value)}" for each in shown]
     binds, image = [bind.spec for bind in container.binds], list[str]()
     options = [f"--nodes={nodes}", f"--ntasks-per-node={ranks if plan.srun else 1}", *(plan.srun or (0, ()))[1]]
     if container.made_by_srun:
@@ -174,10 +175,7 @@ def _launched(job: Imported, run: Evaluated) -> Iterator[Launched]:
             "standard output": _file(start.streams[1]),
             "standard error": _file(start.streams[2]),
         }  # fmt: skip
-        variables = {
-            re.sub("^(APPTAINER|SINGULARITY)ENV_", "", key) if container else key: job.real(value)
-            for key, value in start.added.items()
-        }
+        variables = {key: job.real(value) for key, value in start.added.items()}
         if precision := options.get("mixed-precision"):
             variables["ACCELERATE_MIXED_PRECISION"] = precision
         for name, value in facts.items():

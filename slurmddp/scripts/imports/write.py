@@ -25,7 +25,7 @@ from slurmddp.scripts.imports.imported import Imported, shown_variable
 from slurmddp.scripts.imports.launch import carry_launch, main_launch, refuse_others
 from slurmddp.scripts.imports.options import carry_options
 from slurmddp.scripts.imports.proof import prove
-from slurmddp.scripts.sandbox.evaluate import Evaluated
+from slurmddp.scripts.sandbox.evaluate import Evaluated, variables_of
 from slurmddp.sites.catalogue import Catalogue
 from slurmddp.sites.draft.choose import Made, address, choose_site
 from slurmddp.visible import one_line
@@ -41,9 +41,19 @@ _BUILTIN = re.compile(
     r"(echo|printf|exit|return|break|continue|wait|sleep|true|false|set|shift|read|let|test|trap|local|date|hostname|:)\b|"
     r"[\[(:]|(export |declare |readonly |typeset )?-?\w+\+?=|(export|declare|cd|pushd|popd|eval|nvidia-smi|cat|head)\b"
 )
-_CONDITION = re.compile(r"\s*(?:el)?if\s+(?:!\s+)?(?!\[|\(\(|test\s|:|true\b|false\b)(\S+)")
-_ONLY_SAYS = re.compile(r"(echo|printf|exit|return|else|#)\b.*|#.*|$")
-_SHORT = re.compile(r"(&&|\|\|)\s*(export\s+)?[A-Za-z_]\w*=")
+#: A condition, and what starts behind it; behind `&&` and `||`, what sets a variable.
+_CONDITION = re.compile(r"\s*(?:(?:el)?if|case|while|until)\s+(?P<test>.*?)(;|\bthen\b|\bdo\b|\sin\b|$)(?P<body>.*)")
+_SHORT = re.compile(r"\s*(?P<test>.*?)(&&|\|\|)\s*\{?\s*(?P<body>(export\s+)?[A-Za-z_]\w*\+?=.*)")
+_TEST = re.compile(r"(!\s+)?(\[\[?|\(\(|test|:|true|false|let)(\s|\b|(?<=\())")
+_ONLY_SAYS = re.compile(r"(echo|printf|exit|return)\b.*|#.*|\s*$")
+_OF_RUN = re.compile(
+    r"\$\((?!\()|`|[<>]\(|(?:^|[\s!(])-[abcdefghkprstuwxGLNOS]\s+(?=[\"'$\w./~])|\$\{?S?RANDOM|\$\{?(?:SECONDS|EPOCH\w+|E?UID|PPID)"
+)
+#: Text whose value bash alone knows, as the job runs.
+_NEVER_KNOWN = re.compile(
+    r"%\([^)]*\)T|\$\{?(?:PPID|BASHPID|SRANDOM)\b|\bexport\s+[\"']?(?:\$\(|`)|=\([^)\"']*[*?][^)]*\)|\bfor\s+\w+\s+in\s[^;]*[*?]|"
+    r"(?:^|[\s;])(?:source|\.)\s+<\("
+)
 _ORDER = ("name", "site", "resources", "container", "environment", "environment_from", "setup", "network", "launch",
           "timeouts", "recovery", "train")  # fmt: skip
 _RESOURCES = tuple(Resources.model_fields)
@@ -140,7 +150,9 @@ def _leave_unseen(job: Imported, launch: Launch, runs: tuple[Evaluated, ...]) ->
         words, text = command.words or [""], " ".join(command.words).replace("\n", " ")
         if (command.words, command.lines) in own or command.line > launch.line:
             continue
-        if words[0] == "trap":
+        if words[0] == "tee" or (words[0] == "sed" and re.search(r"\s(-[nErsz]*i|--in-place)", text)):
+            job.leave(command.line, text, "writes a file on the first node only")
+        elif words[0] == "trap":
             job.leave(command.line, text, "job.sh stops, saves and requeues the job itself", lost=False)
         elif command.output not in ("", "/dev/null", "/dev/stderr", "/dev/stdout") and words[0] != "exec":
             job.leave(command.line, f"{text} > {command.output}", "writes a file on the first node only")
@@ -148,14 +160,39 @@ def _leave_unseen(job: Imported, launch: Launch, runs: tuple[Evaluated, ...]) ->
             places = [(line, base(words[0])) for line in range(command.line, command.last + 1)]
             if sum(map(started.count, places)) < written.count(places[0]):
                 job.leave(command.line, text, "in a branch that is not taken here")
-    for line, text in enumerate(job.script.lines[: launch.line - 1], 1):
-        if match := _CONDITION.match(text):
-            rest = "\n".join(job.script.lines[line - 1 :])
-            body = re.split(r"(?:^|[\n;])\s*fi\b", rest.partition("then")[2])[0]
-            if not all(_ONLY_SAYS.match(each.strip()) for each in re.split(r"[\n;]", body)):
-                job.leave(line, text.strip(), f"a branch that depends on what {match[1]} returns")
-        elif _SHORT.search(text) and not re.match(r"\s*(\[|\(\(|test\s)", text):
-            job.leave(line, text.strip(), "depends on what a program returns")
+    for line, text in enumerate(job.script.lines[: max(launch.line, launch.command.last)], 1):
+        match = None if line in job.script.here_lines else _CONDITION.match(text) or _SHORT.match(text)
+        if _NEVER_KNOWN.search(text) and not text.lstrip().startswith("#"):
+            job.leave(line, text.strip(), "known only when the job runs")
+        if (
+            match
+            and line < launch.line
+            and (what := _unknown(job, runs, line, match["test"], program=not text.lstrip().startswith("case")))
+        ):
+            rest = "\n".join([match["body"], *job.script.lines[line:]]) if match.re is _CONDITION else ""
+            body = re.split(r"(?:^|[\n;])\s*(?:fi|esac|done)\b", rest)[0]
+            if not rest or not all(
+                _ONLY_SAYS.match(each) for each in re.split(r"[\n;]\s*(?:then\b|else\b|do\b)?\s*", f";{body}")
+            ):
+                job.leave(line, text.strip(), f"a branch that depends on {what}")
+
+
+def _unknown(job: Imported, runs: tuple[Evaluated, ...], line: int, test: str, *, program: bool) -> str:
+    """Return what is known only when the job runs, of what a condition depends on; empty, if there is nothing."""
+    if program and not _TEST.match(test):
+        return f"what {test.split()[0] if test.split() else 'a program'} returns"
+    if found := _OF_RUN.search(test):
+        return "files" if found[0].strip()[:1] == "-" else "what a program prints"
+    given = [variables_of(each.job) for each in runs if not each.job.role]
+    inside = re.search(r"\(\((.*)", test)
+    for name in re.findall(r"\$\{?#?([A-Za-z_]\w*)", test) + re.findall(r"[A-Za-z_]\w*", inside[1] if inside else ""):
+        values = [value for (at, each), value in job.script.found.assigned.items() if each == name and at < line]
+        there = {each.get(name) for each in given}
+        only_set = re.search(rf"-[nz]\s+\"?\$\{{?{name}\b", test) and None not in there
+        slurm = name.startswith(("SLURM", "CUDA", "HOSTNAME")) and name not in job.script.slurm and not values
+        if any("\0" in value for value in values) or (slurm and not only_set and (None in there or len(there) > 1)):
+            return f"${name}"
+    return ""
 
 
 def _refuse_others(path: Path) -> None:

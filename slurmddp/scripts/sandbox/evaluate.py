@@ -26,12 +26,12 @@ USER_ID = 48217  # in the sandbox: not root, so exec drops all capabilities
 _MOST_ERRORS, _LONGEST_WORD = 64 * 1024, 128 * 1024
 #: Filters that are real: they read, and print.
 _REAL = """
-    awk basename bash cat comm cut dirname env expr egrep fgrep fold gawk grep head join ls mawk mktemp
-    nl paste printenv printf pwd readlink realpath rev sed seq sh sha1sum sha256sum md5sum shuf sort split stat
-    tac tail tee tr uniq wc xargs cksum factor cmp diff find
+    awk basename bash cat comm cut dirname env expr egrep fgrep fold gawk grep head join mawk mktemp
+    nl paste printenv printf pwd realpath rev sed seq sh sha1sum sha256sum md5sum shuf sort split
+    tac tail tee tr uniq wc xargs cksum factor cmp diff
 """
 #: Real, too, but recorded: what they do to files is a part of the job.
-_RECORDED = ("chmod", "cp", "date", "ln", "mkdir", "mv", "rm", "touch")
+_RECORDED = ("chmod", "cp", "date", "ln", "mkdir", "mv", "readlink", "rm", "touch")
 #: Programs that `exec`, `env` or `xargs` may start, where bash's own handler is not asked.
 _STUBS = """
     srun sbatch scancel scontrol squeue sinfo sacct hostname nvidia-smi rocm-smi module ml python python3 torchrun
@@ -39,7 +39,7 @@ _STUBS = """
     enroot shifter conda mamba micromamba uv poetry pixi timeout nohup nice ionice numactl taskset stdbuf setsid
     time nsys ncu strace ssh pdsh scp rsync curl wget git pip pip3 sleep whoami id nproc uname ip ifconfig ss
     netstat lsof fuser kill pkill df du free tar unzip dd mount umount unshare nsenter su sudo sync getent
-    accelerate-launch wandb huggingface-cli jq bc nc
+    accelerate-launch wandb huggingface-cli jq bc nc ls find stat
 """
 #: Options of srun that take no value, or one behind `=` only.
 SRUN_FLAGS = {
@@ -61,7 +61,8 @@ _SLASH = re.compile(
 
 #: What a filter says of a file that is not there: it is in the job, with something in it that nobody knows.
 _READ = re.compile(
-    r"^(?:\w+: )(?:can't read |cannot open )?'?(\S[^\n:']{0,500})'?(?: for reading)?: No such file or directory$",
+    r"^\w+: (?:fatal: )?(?:can't read |cannot open (?:file )?)?[\"'`]?(\S[^\n:\"']{0,500}?)[\"']?(?: for reading)?"
+    r"(?:: | \()No such file or directory\)?$",
     re.MULTILINE,
 )
 
@@ -224,7 +225,7 @@ def _binds() -> list[tuple[str, str]]:
 
 
 def _spec(text: str, job: Job, name: str, files: Mapping[str, str], limits: Limits = LIMITS) -> dict[str, Any]:
-    name = re.sub(r"[^\w.-]", "_", Path(name).name) or "job"
+    name = re.sub(r"[^\w./-]", "_", name) or "job"
     spool = f"/var/spool/slurmd/job{job.id}/slurm_script"
     words = {match for match in re.findall(r"\bexec\s+([A-Za-z][\w.+-]*)", text) if match not in _REAL.split()}
     beside = {
@@ -249,13 +250,13 @@ def _spec(text: str, job: Job, name: str, files: Mapping[str, str], limits: Limi
         **job.slurm, **job.variables,
         "BASH_ENV": "/.sandbox/prelude", "SANDBOX_HOSTS": " ".join(job.hosts), "SANDBOX_TPN": str(job.tasks_per_node),
         "SANDBOX_GPUS": str(job.gpus), "SANDBOX_FILES": str(int(job.files)), "SANDBOX_NOW": str(job.now),
-        "SANDBOX_UNKNOWN": str(job.unknown), "SANDBOX_SCRIPT": name,
+        "SANDBOX_UNKNOWN": str(job.unknown), "SANDBOX_SCRIPT": os.path.join(SUBMIT, name),
     }  # fmt: skip
     return {
         "files": {
             "/.sandbox/stub": stub(), "/.sandbox/prelude": (_HERE / "prelude.sh").read_text(encoding="utf-8"),
-            spool: text, f"{SUBMIT}/{name}": text, f"{HOME}/.keep": "", f"{TMPDIR}/.keep": "", "/.conda/.keep": "",
-            **beside,
+            spool: text, os.path.join(SUBMIT, name): text, f"{HOME}/.keep": "", f"{TMPDIR}/.keep": "",
+            "/.conda/.keep": "", **beside,
         },
         "binds": _binds(),
         "links": {f"/usr/bin/{each}": "/.sandbox/stub" for each in {*_STUBS.split(), *_RECORDED, *words}},

@@ -25,7 +25,8 @@ __sandbox_assigned() { # command: what the assignments before it have left, and 
 }
 __sandbox_is_name() { [[ ${1%+} = [A-Za-z_]* && ${1%+} != *[!A-Za-z0-9_]* ]]; }
 __sandbox_seen() {
-    case ${FUNCNAME[1]-} in cd | pushd | source | . | command_not_found_handle | __sandbox_*) return 0 ;; esac
+    case ${FUNCNAME[1]-} in cd | pushd | source | . | ulimit | command_not_found_handle | __sandbox_*) return 0 ;; esac
+    [[ " $__sandbox_filters " != *" ${FUNCNAME[1]-} "* ]] || return 0
     if [[ ${__sandbox_top-} ]]; then # a line of the script, not of a text for bash -c
         ((BASH_SUBSHELL)) || __sandbox_assigned "$2" 2>/dev/null
         export SANDBOX_LINE=$1
@@ -86,6 +87,33 @@ source() {
 }
 .() { source "$@"; }
 ulimit() { /.sandbox/stub ulimit "$@"; }
+__sandbox_filter() { # what a filter prints of something that nobody knows is unknown, too
+    local __sandbox_word __sandbox_in __sandbox_out __sandbox_unknown= __sandbox_piped=
+    [[ ! -p /dev/stdin && ! -f /dev/stdin ]] || __sandbox_piped=1
+    for __sandbox_word in "${@:2}"; do
+        case $__sandbox_word in /proc/* | /sys/* | /etc/*) __sandbox_unknown=1 ;; esac
+        [[ -f $__sandbox_word ]] || continue
+        __sandbox_piped=
+        [[ $(<"$__sandbox_word") != *"$SANDBOX_UNKNOWN"* ]] || __sandbox_unknown=1
+    done
+    if [[ $__sandbox_piped ]]; then
+        __sandbox_in=$(command head -c 65536; printf x)
+        [[ $__sandbox_in != *"$SANDBOX_UNKNOWN"* ]] || __sandbox_unknown=1
+        __sandbox_out=$(printf %s "${__sandbox_in%x}" | command "$@"; printf x%s $?)
+    else
+        __sandbox_out=$(command "$@"; printf x%s $?)
+    fi
+    if [[ $__sandbox_unknown && $__sandbox_out != *"$SANDBOX_UNKNOWN"* && " $* " != " "*"grep -"*q* ]]; then
+        echo "$SANDBOX_UNKNOWN"
+    else
+        printf %s "${__sandbox_out%x*}"
+        return "${__sandbox_out##*x}"
+    fi
+}
+__sandbox_filters="awk gawk mawk cat cut egrep fgrep grep head sed sort tac tail tr uniq wc sha1sum sha256sum md5sum cksum"
+for __sandbox_name in $__sandbox_filters; do builtin eval "$__sandbox_name() { __sandbox_filter $__sandbox_name \"\$@\"; }"; done
+unset __sandbox_name EPOCHSECONDS EPOCHREALTIME SECONDS SRANDOM
+EPOCHSECONDS=$SANDBOX_NOW EPOCHREALTIME=$SANDBOX_NOW.5 SECONDS=$SANDBOX_UNKNOWN SRANDOM=$SANDBOX_UNKNOWN
 [[ ${SANDBOX_LINE-} ]] || __sandbox_top=1
 __sandbox_names=()
 trap '__sandbox_seen "$LINENO" "$BASH_COMMAND" || :' DEBUG # nothing in it ends a script that has set -e

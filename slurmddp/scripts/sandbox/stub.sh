@@ -3,12 +3,13 @@
 # behind it as srun, a container or timeout would.
 trap - DEBUG
 set +eufT
-unset -f cd source . pushd ulimit command_not_found_handle
+unset -f cd source . pushd ulimit command_not_found_handle ${__sandbox_filters-}
 __name=${0##*/}
 __whole=${0#/usr/bin/}
 if [[ $0 = /.sandbox/stub ]]; then __whole=${1-} __name=${1##*/}; shift; fi
 
-__streams=("$(readlink "/proc/$$/fd/0")" "$(readlink "/proc/$$/fd/1")" "$(readlink "/proc/$$/fd/2")")
+__streams=()
+for __fd in 0 1 2; do __streams+=("$(/.sandbox/real/readlink "/proc/$$/fd/$__fd")"); done
 
 record() {
     # words, folder, standard input, output and error, environment
@@ -22,7 +23,10 @@ unknown() { # what it prints; a search for a free port finds another one in each
     case "$__name $*" in
         ss\ * | lsof\ * | netstat\ * | uuidgen\ * | openssl\ * | *socket* | *free*port*) [[ $__procid ]] && __found=$((__found + 1 + ${__procid%%:*})) ;;
     esac
-    if [[ ${__streams[1]} = pipe:* ]]; then echo "$__found"; fi
+    if [[ ${__streams[1]} = pipe:* ]]; then
+        echo "$__found"
+        [[ $SANDBOX_FILES = 1 || $__name != @(ls|find) ]] || echo "$__found.2" # nor how many files there are
+    fi
 }
 expand_hosts() {
     local __part __list=$1 __first __last
@@ -106,13 +110,26 @@ srun() {
         (run_in_task "${__hosts[__node]:-${__hosts[0]}}" "$__procid" $((__procid % __per)) "$__node" "$@")
     done
 }
-container() { # the words behind the image
+container() { # the words behind the image, with the variables that reach them
+    local __word __given= __prefix=SINGULARITYENV_
+    [[ $__name = singularity ]] || __prefix=APPTAINERENV_
     shift
     while [[ ${1-} = -* ]]; do
-        case $1 in *=*) ;; @CONTAINER@) shift ;; esac
+        case $1 in
+            --cleanenv | --containall | --compat | --cleanenv=true | --containall=true | -[eC] | -[!-BHSWo]*[eC]*)
+                for __word in $(compgen -e); do
+                    case $__word in PATH | HOME | USER | LOGNAME | SHELL | LANG | TMPDIR | *ENV_* | SLURM* | SANDBOX_* | BASH_ENV) ;; *) unset "$__word" 2>/dev/null ;; esac
+                done ;;
+        esac
+        case $1 in --env=*) __given=${1#*=} ;; *=*) ;; --env) __given=$2; shift ;; @CONTAINER@) shift ;; esac
         shift
     done
     shift
+    for __word in $(compgen -e "$__prefix"); do
+        export "${__word#"$__prefix"}=${!__word}"
+        unset "$__word"
+    done
+    while [[ $__given =~ ^([A-Za-z_][A-Za-z0-9_]*=[^,]*),?(.*)$ ]]; do __given=${BASH_REMATCH[2]}; export "${BASH_REMATCH[1]?}"; done
     [[ ${1-} ]] && SANDBOX_CONTAINER=1 start "$@"
 }
 behind() { # the first word behind a wrapper that is a program
@@ -131,18 +148,22 @@ case $__name in
         case "$*" in *-i* | *-I* | *--all-ip* | *--ip*) __ip=$(address "$HOSTNAME"); echo "${__ip/10.0./10.9.}" ;; *) echo "$HOSTNAME" ;; esac
         exit 0 ;;
     whoami) echo "$USER"; exit 0 ;;
+    ls | stat) unknown "$@"; exit 0 ;;
+    readlink)
+        case " $* " in *" -"[fme]" "*) exec /.sandbox/real/readlink "$@" ;; *) unknown "$@" ;; esac
+        exit 0 ;;
     scontrol)
         case "$*" in
             *show\ hostname*) expand_hosts "${3-}" ;;
             *show\ job*) printf 'JobId=%s JobName=%s\n   Command=%s\n   WorkDir=%s\n   NodeList=%s\n' "$SLURM_JOB_ID" \
-                "$SLURM_JOB_NAME" "$SLURM_SUBMIT_DIR/$SANDBOX_SCRIPT" "$SLURM_SUBMIT_DIR" "$SLURM_JOB_NODELIST" ;;
+                "$SLURM_JOB_NAME" "$SANDBOX_SCRIPT" "$SLURM_SUBMIT_DIR" "$SLURM_JOB_NODELIST" ;;
             *getaddrs*) for __host in $SANDBOX_HOSTS; do echo "$__host: $(address "$__host"):6818"; done ;;
             *) record "$__whole" "$@" ;;
         esac
         exit 0 ;;
     nvidia-smi)
         for ((__gpu = 0; __gpu < SANDBOX_GPUS; __gpu++)); do
-            case "$*" in *-L* | *--list*) echo "GPU $__gpu: GPU (UUID: GPU-$__gpu)" ;; *--query*) echo "$__gpu" ;; esac
+            case "$*" in *-L* | *--list*) echo "GPU $__gpu: GPU (UUID: GPU-$__gpu)" ;; *--query-gpu=index*) echo "$__gpu" ;; *) echo "$SANDBOX_UNKNOWN" ;; esac
         done
         exit 0 ;;
 esac
@@ -151,7 +172,10 @@ case $__name in
     chmod | cp | ln | mkdir | mv | rm | touch) exec "/.sandbox/real/$__name" "$@" ;;
     srun) srun "$@" ;;
     apptainer | singularity) case ${1-} in exec | run | shell) container "$@" ;; esac ;;
-    timeout | nohup | nice | ionice | numactl | taskset | stdbuf | setsid | time | uv | conda | mamba | micromamba | poetry | pixi | nsys | ncu | strace | shifter | docker | podman | enroot)
+    nohup | setsid) # whose options have no values
+        while [[ ${1-} = -* ]]; do shift; done
+        [[ ! ${1-} ]] || start "$@" ;;
+    timeout | nice | ionice | numactl | taskset | stdbuf | time | uv | conda | mamba | micromamba | poetry | pixi | nsys | ncu | strace | shifter | docker | podman | enroot)
         case $__name:${1-} in
             conda:info) echo /.conda ;;
             conda:run | mamba:run | micromamba:run | uv:run | poetry:run | pixi:run | nsys:profile | docker:run | podman:run | enroot:start) behind "$@" ;;

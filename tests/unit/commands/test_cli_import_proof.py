@@ -56,6 +56,7 @@ SCRIPTS: list[tuple[str, list[str] | None, dict[str, Any]]] = [
     ("srun --output=%t.log python t.py", [], {}),
     ("srun --container-image=/i.sqsh --ntasks-per-node=1 torchrun --nproc_per_node=4 /t.py", None, {}),
     ("export A=1\nunset A\nsrun python t.py", [], {}),
+    ("ulimit -n 65536\nsrun python t.py", [], {"setup": ["ulimit -n 65536"]}),
     ("export A=${B:-3}\nsrun python t.py", [], {"environment": {"A": "3"}}),
     ("f() { export A=5; }\nf\nsrun python t.py", [], {"environment": {"A": "5"}}),
     ("srun env A=4 python t.py", [], {"environment": {"A": "4"}}),
@@ -87,6 +88,36 @@ SCRIPTS: list[tuple[str, list[str] | None, dict[str, Any]]] = [
     ("mpirun -np 8 python t.py", None, {}),
     ("L=composer\nsrun $L t.py", None, {}),
     ("R=ray\n$R start --head\npython t.py", None, {}),
+    # What files hold, and how many there are; when it is; what a node is.
+    ("srun python t.py $(ls -t c/*.pt | head -1)", None, {}),
+    ("srun python t.py --n $(ls c | wc -l)", None, {}),
+    ("C=$(find c -name '*.pt' | tail -1)\nsrun python t.py $C", None, {}),
+    ("srun python t.py $(readlink last)", None, {}),
+    ("srun python t.py $(sed -n 's/^lr: //p' c.yaml)", None, {}),
+    ("srun python t.py $(awk '/lr/{print $2}' c.yaml)", None, {}),
+    ("srun python t.py $(cat c.yaml | grep lr | cut -d: -f2)", None, {}),
+    ("srun python t.py $(wc -l <hosts)", None, {}),
+    ("srun python t.py $(grep -c ^processor /proc/cpuinfo)", None, {}),
+    ("F=(d/*.bin)\nsrun python t.py ${#F[@]}", None, {}),
+    ("export $(grep -v '#' .env | xargs)\nsrun python t.py", None, {}),
+    ("source conf.sh\nsrun python t.py --lr $LR", None, {}),
+    ("srun python t.py $SECONDS", None, {}),
+    ("srun python t.py $EPOCHSECONDS", None, {}),
+    ("srun python t.py $(printf '%(%F)T' -1)", None, {}),
+    ("if [ $(date +%H) -lt 8 ]; then A=1; fi\nsrun python t.py $A", None, {}),
+    ("if test -e c.pt; then A=--resume; fi\nsrun python t.py $A", None, {}),
+    ('if [ -z "$(ls c)" ]; then A=--init; fi\nsrun python t.py $A', None, {}),
+    ("[ ${SLURM_RESTART_COUNT:-0} -gt 0 ] && A=--resume\nsrun python t.py $A", None, {}),
+    ("case $SLURM_JOB_PARTITION in a) A=8 ;; *) A=4 ;; esac\nsrun python t.py $A", None, {}),
+    ("if [[ $(nvidia-smi --query-gpu=name) == *A100* ]]; then A=8\nelse A=4; fi\nsrun python t.py $A", None, {}),
+    ("G=$(nvidia-smi --query-gpu=memory.total | head -1)\n((G > 9)) && A=8 || A=4\nsrun python t.py $A", None, {}),
+    ("for i in 1 2 3; do srun python t.py && break; done", None, {}),
+    ("sed -i 's/a/b/' c.yaml\nsrun python t.py", None, {}),
+    ("echo 1 | tee c.json\nsrun python t.py", None, {}),
+    ("export SLURM_EXPORT_ENV=NONE\nsrun python t.py", None, {}),
+    ("setsid -f redis-server\nsrun python t.py", None, {}),
+    ("srun --kill-on-bad-exit=0 python t.py", None, {}),
+    ("export SRUN_CPUS_PER_TASK=3\nsrun python t.py", None, {}),
 ]  # fmt: skip
 
 
@@ -108,6 +139,46 @@ def test_an_import_is_the_same_training_or_refused(
         assert job.get("environment", {}) == keys.get("environment", {})
         assert train.get("workdir", "") == keys.get("workdir", "")
         assert job.get("setup", []) in (keys.get("setup", []), ["unset A"])
+
+
+@pytest.mark.parametrize(
+    ("options", "sets", "environment"),
+    [
+        ("exec", "export A=1", {"A": "1"}),
+        ("exec --cleanenv", "export A=1", {}),
+        ("exec -e", "export A=1; export APPTAINERENV_B=2", {"B": "2"}),
+        ("exec --containall", "export A=1", {}),
+        ("exec -ce --env C=3,D=4", "export A=1", {"C": "3", "D": "4"}),
+    ],
+)
+def test_the_variables_that_a_container_lets_through(
+    cli: Cli, desk: Desk, options: str, sets: str, environment: dict[str, str]
+) -> None:
+    desk.write("t.py")
+    desk.write("a.sbatch", f"{HEAD}{sets}\nsrun apptainer {options.replace('-ce', '-c -e')} i.sif python t.py\n")
+    shown = cli("import", "a.sbatch", "--site", "generic")
+    assert shown.code == 0, shown.err
+    job = yaml.safe_load(shown.out)
+    assert job.get("environment", {}) == environment
+    clean = options != "exec"
+    assert bool(set(job["container"].get("options", [])) & {"--cleanenv", "--containall"}) == clean
+
+
+def test_gpus_of_two_types_are_no_number(cli: Cli, desk: Desk) -> None:
+    desk.write("t.py")
+    head = HEAD.replace("--gpus-per-node=4", "--gres=gpu:a100:2,gpu:v100:2")
+    desk.write("a.sbatch", f"{head}srun python t.py\n")
+    shown = cli("import", "a.sbatch", "--site", "gpus")
+    assert shown.code == 1 and "--gres=gpu:a100:2,gpu:v100:2 -> set resources.nodes" in shown.err, shown.err
+
+
+def test_a_script_that_asks_slurm_where_it_is(cli: Cli, desk: Desk) -> None:
+    desk.write("sub/t.py")
+    where = "$(dirname $(scontrol show job $SLURM_JOB_ID | awk -F= '/Command=/{print $2}'))"
+    desk.write("sub/a.sbatch", f"{HEAD}cd {where}\nsrun python t.py\n")
+    shown = cli("import", "sub/a.sbatch", "--site", "gpus")
+    assert shown.code == 0, shown.err
+    assert yaml.safe_load(shown.out)["train"] == {"workdir": "sub", "script": "sub/t.py"}
 
 
 def test_most_of_them_are_imported(cli: Cli, desk: Desk) -> None:

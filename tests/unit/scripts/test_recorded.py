@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.scripts.check import fix, recorded
+from slurmddp.scripts.check import recorded
 from slurmddp.scripts.check.finding import check_script
-from slurmddp.scripts.check.fix import fix_script
-from slurmddp.scripts.check.recorded import record, same_programs, unset_names
+from slurmddp.scripts.check.recorded import record, unset_names
 from slurmddp.scripts.check.script import parse
 from tests.unit.scripts import needs_namespaces
 from tests.unit.scripts.test_unknown import C10D, HEAD
@@ -60,33 +59,6 @@ def test_files_beside_the_script_are_read_but_nothing_behind_a_link(tmp_path: Pa
 def test_variables_of_the_shell_that_submits() -> None:
     text = "A=1\nfor i in 1; do read -r B <<<x; done\necho $A $i $B $C ${D:-2} $SLURM_JOB_ID $HOME # $E\n"
     assert unset_names(text) >= {"C", "D"} and not unset_names(text) & {"A", "i", "B", "SLURM_JOB_ID", "HOME"}
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "same"),
-    [
-        ("srun torchrun --nnodes=1 x.py", "srun torchrun --nnodes=3 x.py", True),
-        ("srun torchrun --nnodes=1 x.py | tee a", "srun torchrun --nnodes=3 x.py | tee a", True),
-        ("torchrun --nnodes=3 x.py --a 1", "srun torchrun --nnodes=3 x.py --a 1", True),
-        ("srun python x.py --rank $SLURM_PROCID", "srun bash -c 'python x.py --rank $SLURM_PROCID'", True),
-        ("srun torchrun x.py --a 1", "srun torchrun x.py", False),
-        ("srun torchrun x.py", "srun torchrun y.py", False),
-        ("srun torchrun x.py", "cd /a\nsrun torchrun x.py", False),
-        ("srun torchrun x.py", "srun torchrun x.py >log", False),
-        ("srun torchrun --rdzv_endpoint=$MASTER_ADDR x.py",
-         "srun bash -c 'torchrun --rdzv_endpoint=$(hostname) x.py'", False),
-    ],
-)  # fmt: skip
-def test_a_correction_keeps_what_starts(before: str, after: str, same: bool) -> None:
-    assert same_programs(parse(f"{HEAD}{before}\n"), parse(f"{HEAD}{after}\n")) is same
-
-
-def test_a_correction_that_starts_something_else_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = parse(f"{HEAD}torchrun --nnodes=3 --nproc_per_node=4 {C10D} x.py\n")
-    assert "srun" in fix_script(script).text
-    monkeypatch.setattr(fix, "same_programs", lambda *_: False)
-    result = fix_script(script)
-    assert result.text == script.text and "would start other programs" in result.doubt
 
 
 @pytest.mark.parametrize(
