@@ -178,7 +178,13 @@ def by_hand(alice: Alice, folder: str, *words: str) -> tuple[list[str], list[str
     """The lines of `check --per-node` for node1 and node2: of the preflight, and of the ranks."""
     alice.command("check", *words, "--write", folder)
     planned = alice.command("check", *words, "--per-node", "--head", "node1").stdout
-    lines = [line.replace("RUN_FOLDER", f"/home/alice/{folder}") for line in planned.splitlines() if line[0] != "#"]
+    first = "# First, on each node: "
+    every = "; ".join(line[len(first) :] for line in planned.splitlines() if line.startswith(first))
+    lines = [
+        f"{every}; {line}".replace("RUN_FOLDER", f"/home/alice/{folder}")
+        for line in planned.splitlines()
+        if line[0] != "#"
+    ]
     assert len(lines) == 4
     return lines[:2], lines[2:]
 

@@ -141,3 +141,18 @@ def test_a_cancel_whose_signal_was_lost_is_seen(slurm: Any, state: str, ends: bo
     attempts = Attempts.__new__(Attempts)
     attempts.job, job.ending = job, ""
     assert attempts.list_nodes() == ([] if ends else ["n2"])
+
+
+def test_a_signal_that_comes_while_slurm_is_asked_is_taken_once(slurm: Any) -> None:
+    """By then, the job may take no signal any more: what becomes of it is told."""
+    job = RealJob.__new__(RealJob)
+    job.ending, job.loop, job.nodes, job.step_options, job.env = "", Loop(), Nodes(1, 1), [], dict(os.environ)
+    job.values = SimpleNamespace(yes=lambda _: False)  # type: ignore[assignment]
+
+    def ends_job() -> bool:
+        job.ending = "time limit"
+        job.loop.be_deaf()
+        return True
+
+    job.scheduler = SimpleNamespace(slurm=False, step=lambda *given: given[-1], ends_job=ends_job)
+    assert job.on_nodes("log", ["false"], lambda: None) == 1
