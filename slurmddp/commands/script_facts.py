@@ -39,8 +39,7 @@ def script_dict(prepared: Prepared) -> dict[str, Any] | None:
         return None
     program = plan.program
     if program.in_snapshot and (showed := seen(Path(program.source), program.script)) is not None:
-        run, *answers = showed
-        facts = corrected(facts, dict(zip(showed._fields[1:], answers, strict=True)), run)
+        facts = corrected(facts, showed._asdict(), showed.run)
     given = {
         "train.resume_args": bool(job.train.resume_args),
         "checkpoint.watch": bool(job.checkpoint.watch),

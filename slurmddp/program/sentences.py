@@ -88,6 +88,6 @@ def _of_saves(facts: Facts, resumes: bool) -> Iterator[Sentence]:
             "loads no save: a start after a fault begins at step 1" + _seen(loads),
             "load the newest save at the start",
         )
-    elif loads.answer is YES and loads.places and loads.detail and not resumes and facts["loads_alone"].answer is NO:
+    elif loads.answer is YES and not loads.seen and loads.detail and not resumes and facts["loads_alone"].answer is NO:
         text = f"loads a save only with {loads.detail}: without train.resume_args, it begins at step 1 after a fault"
         yield Sentence(loads.places[0], text)

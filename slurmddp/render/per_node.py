@@ -61,12 +61,11 @@ def node_commands(plan: Plan, head: str, port: int) -> list[str]:
             *_rendezvous(plan, head, port, node),
         ]
         started = [*(with_run(word, "RUN_FOLDER") for word in program.wrapper), "-m", *entry]
-        here = f'{passed}SLURMDDP_NODE="$(hostname)"'
+        here, address = f'{passed}SLURMDDP_NODE="$(hostname)"', ""
         if not alone:
             here += f' {passed}GLOO_SOCKET_IFNAME="${{interface:?}}"'
-            words.append("--local-addr=ADDRESS")
-        line = shlex.join([*variables, *words, *started]).replace("=ADDRESS ", '="${address:?}" ')
-        lines.append(f"env {here} {line}")
+            address = ' --local-addr="${address:?}"'
+        lines.append(f"env {here} {shlex.join([*variables, *words])}{address} {shlex.join(started)}")
     return lines
 
 

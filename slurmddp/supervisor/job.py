@@ -232,7 +232,7 @@ class Job:
             look()
             self.loop.run_until(lambda: child.code is not None, _LOOK)
         self.child = None
-        if child.code != 0 and not self.ending and self.scheduler.ends_job() and not self.ending:  # while it was asked
+        if child.code != 0 and not self.ending and self.scheduler.ends_job():
             # This is not the nodes' failure. The job's SIGTERM may come later, or never: Slurm sends one, and while it
             # starts the batch script, nobody gets it. So it is taken for received.
             self.loop.deliver(signal.SIGTERM)

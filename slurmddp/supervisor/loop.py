@@ -73,8 +73,9 @@ class Loop:
         self._arrived.clear()
 
     def deliver(self, number: int) -> None:
-        """Handle a signal that somebody else has received for us."""
-        self._arrived.append(number)
+        """Handle a signal that somebody else has received for us, if it is one that we still take."""
+        if number in self._handlers:
+            self._arrived.append(number)
 
     def watch(self, descriptor: int, arrived: Callable[[], None]) -> None:
         """Call `arrived` whenever the descriptor can be read."""

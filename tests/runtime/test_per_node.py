@@ -113,7 +113,8 @@ def test_two_hosts_without_slurm_train_and_survive_a_kill(tmp_path: Path, names:
     assert [process.returncode for process in agents] == [0, 0], said
     for rank, name in enumerate(names):
         assert f"rank {rank} of 2 on {name} at 30" in said, said
-    (killed,) = events(run, "rank_exited")
+    killed, *others = events(run, "rank_exited")  # rank 0 may lose its connection before its agent stops it
+    assert [each["rank"] for each in others] in ([], [0]), others
     assert (killed["rank"], killed["node"], killed["signal"]) == (1, names[1], "SIGKILL"), killed
     assert any((run / "checkpoints").glob("step-*30/COMPLETE"))
 

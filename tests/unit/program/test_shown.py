@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from slurmddp.program.facts import UNKNOWN as CANNOT_TELL
+from slurmddp.program.facts import Fact, Facts, Place, corrected
+from slurmddp.program.read import read_program
+from slurmddp.program.sentences import sentences
 from slurmddp.records.events import Event
 from slurmddp.records.rank_events import CheckpointSaved, NoProcessGroup, ProcessGroupMade, Restarted
 from slurmddp.run import index
@@ -73,3 +77,12 @@ def facts_of(cli: Callable[..., Result]) -> dict[str, Any]:
     done = cli("check", "job.yaml", "--json")
     facts: dict[str, Any] = json.loads(done.out)["script"]["facts"]
     return facts
+
+
+def test_what_a_run_showed_is_not_said_to_depend_on_an_argument(desk: Desk) -> None:
+    """A script whose text leaves open whether it loads a save went on: on what that depends is no argument."""
+    read = read_program(str(desk.write("train.py", SCRIPT)), [])
+    open_ = Fact("loads", CANNOT_TELL, (Place("train.py", 1, "import torch"),), "the library")
+    known = tuple(open_ if each.name == "loads" else each for each in read.facts)
+    facts = corrected(Facts(read.script, read.files, known, (), ()), {"loads": True}, "r1")
+    assert facts["loads"].seen == "r1" and not [each for each in sentences(facts, 2) if "only with" in each.text]
