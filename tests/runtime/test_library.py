@@ -51,6 +51,16 @@ def test_the_package_itself_does_not_import_torch(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_pieces_import_neither_dcp_nor_anything_of_the_login_side(tmp_path: Path) -> None:
+    """torch.distributed.checkpoint alone takes seconds to import, before the first line of the script."""
+    heavy = {"torch.distributed.checkpoint", "sympy", "numpy", "pydantic", "typer", "jinja2", "yaml"}
+    names = ", ".join(slurmddp.runtime.__all__)
+    new = "{*sys.modules} - before"
+    text = f"import sys, torch\nbefore = {{*sys.modules}}\nfrom slurmddp.runtime import {names}\n"
+    done = script(f"{text}assert not {heavy} & ({new}), {new}", tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.ranks(1)
 def test_the_examples_in_the_documentation(ranks: Ranks) -> None:
     """In a process of their own: signals are noted there."""

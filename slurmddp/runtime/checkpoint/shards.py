@@ -4,28 +4,20 @@ DCP's own `save` sends its plans with torch's object collectives: pickles, made 
 torch need not have. Here ranks send each other names and numbers. It is the same files, which
 `torch.distributed.checkpoint.load` reads as well. And one plan serves all saves of the same tensors, and each rank
 copies no more than the parts that it writes.
+
+DCP is imported where it is used: that takes seconds, which a script need not wait for before its first line.
 """
+
+from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, create_default_local_save_plan
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import ReadItem, TensorWriteData
-from torch.distributed.checkpoint.storage import WriteResult
 
 from slurmddp.records.checkpoint import FileFacts
 from slurmddp.runtime import torch_private
@@ -35,6 +27,11 @@ from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.world import World
 from slurmddp.shared.checkpoint import contents, layout
 from slurmddp.shared.checkpoint.checkpoints import read_contents
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+    from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+    from torch.distributed.checkpoint.planner import ReadItem, TensorWriteData
 
 #: A block of a tensor: the tensor's name, and where in it the block begins.
 Part = tuple[str, tuple[int, ...]]
@@ -62,9 +59,11 @@ def plan(tensors: dict[str, torch.Tensor], world: World) -> Plan:
 
 
 def _held(tensors: Mapping[str, torch.Tensor]) -> list[Row]:
+    from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
+
     rows: list[Row] = []
     for item in create_default_local_save_plan(dict(tensors), True).items:
-        tensor = cast(TensorWriteData, item.tensor_data)
+        tensor = cast("TensorWriteData", item.tensor_data)
         dtype = str(tensor.properties.dtype).removeprefix("torch.")
         rows.append((item.index.fqn, dtype, [*tensor.size], [*tensor.chunk.offsets], [*tensor.chunk.sizes]))
     return rows
@@ -74,6 +73,8 @@ def deal(held: Sequence[Sequence[Row]], rank: int) -> Plan:
     """Return the plan, the same on all ranks: of those that hold a block, the one with least to write writes it.
 
     Raises ValueError where the blocks do not make whole tensors."""
+    from torch.distributed.checkpoint import metadata as of
+
     found: dict[str, TensorStorageMetadata] = {}
     holders: dict[Part, list[int]] = {}
     sizes: dict[Part, int] = {}
@@ -81,9 +82,9 @@ def deal(held: Sequence[Sequence[Row]], rank: int) -> Plan:
         for name, dtype, whole, begin, size in rows:
             part = (name, tuple(begin))
             if part not in holders:
-                properties = TensorProperties(dtype=_dtype(dtype))
-                stored = found.setdefault(name, TensorStorageMetadata(properties, torch.Size(whole), []))
-                stored.chunks.append(ChunkStorageMetadata(torch.Size(begin), torch.Size(size)))
+                properties = of.TensorProperties(dtype=_dtype(dtype))
+                stored = found.setdefault(name, of.TensorStorageMetadata(properties, torch.Size(whole), []))
+                stored.chunks.append(of.ChunkStorageMetadata(torch.Size(begin), torch.Size(size)))
                 sizes[part] = math.prod(size) * stored.properties.dtype.itemsize
             holders.setdefault(part, []).append(holder)
     for name, stored in found.items():
@@ -95,7 +96,7 @@ def deal(held: Sequence[Sequence[Row]], rank: int) -> Plan:
         load[writer] += sizes[part]
         if writer == rank:
             own.append(part)
-    return Plan(own, Metadata(dict(found), planner_data={name: (name,) for name in found}))
+    return Plan(own, of.Metadata(dict(found), planner_data={name: (name,) for name in found}))
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -123,13 +124,18 @@ def write(folder: Path, rank: int, parts: Mapping[Part, torch.Tensor]) -> tuple[
 
 def finish(folder: Path, metadata: Metadata, written: Sequence[Sequence[Row]]) -> dict[str, FileFacts]:
     """Write .metadata from what `write` returned on each rank, on rank 0. Return it with its facts."""
+    from torch.distributed.checkpoint import filesystem, storage
+    from torch.distributed.checkpoint import metadata as of
+
     results = [
-        WriteResult(MetadataIndex(name, torch.Size(begin)), size, torch_private.storage_info(file, start, size))
+        storage.WriteResult(
+            of.MetadataIndex(name, torch.Size(begin)), size, torch_private.storage_info(file, start, size)
+        )
         for rows in written
         for name, begin, file, start, size in rows
     ]
     # A copy: `finish` enters the storage of this one save, and the plan is used again.
-    FileSystemWriter(folder, sync_files=False).finish(dataclasses.replace(metadata), [results])
+    filesystem.FileSystemWriter(folder, sync_files=False).finish(dataclasses.replace(metadata), [results])
     return {contents.FILE: layout.facts(folder / contents.FILE, sync=True)}
 
 
@@ -137,6 +143,8 @@ def read_metadata(folder: Path) -> Metadata:
     """Return what a checkpoint holds and where, from values that were checked: DCP's own reader unpickles the file.
 
     Raises UserError that names the folder and what was refused."""
+    from torch.distributed.checkpoint import metadata as of
+
     try:
         listed = read_contents(folder)
     except layout.Rejected as rejected:
@@ -148,13 +156,13 @@ def read_metadata(folder: Path) -> Metadata:
             dtype = _dtype(item.dtype)
         except ValueError as error:
             raise UserError(f"{folder / contents.FILE}: {name} {error}") from error
-        chunks = [ChunkStorageMetadata(torch.Size(one.offsets), torch.Size(one.sizes)) for one in item.chunks]
-        tensors[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(item.size), chunks)
+        chunks = [of.ChunkStorageMetadata(torch.Size(one.offsets), torch.Size(one.sizes)) for one in item.chunks]
+        tensors[name] = of.TensorStorageMetadata(of.TensorProperties(dtype=dtype), torch.Size(item.size), chunks)
         for chunk in item.chunks:
-            storage[MetadataIndex(name, chunk.offsets)] = torch_private.storage_info(
+            storage[of.MetadataIndex(name, chunk.offsets)] = torch_private.storage_info(
                 chunk.file, chunk.start, chunk.bytes
             )
-    return Metadata(tensors, {}, storage, StorageMeta())
+    return of.Metadata(tensors, {}, storage, of.StorageMeta())
 
 
 def read(folder: Path, metadata: Metadata, tensors: dict[str, torch.Tensor]) -> None:
@@ -184,6 +192,8 @@ def fill(source: Path, whole: Mapping[str, torch.Tensor], tensors: dict[str, tor
 
 
 def _planner(metadata: Metadata, tensors: dict[str, torch.Tensor]) -> DefaultLoadPlanner:
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
     planner = DefaultLoadPlanner()
     planner.set_up_planner(tensors, metadata, True)
     return planner

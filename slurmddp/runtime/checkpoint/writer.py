@@ -66,6 +66,9 @@ class Writer:
         rejected: list[Path],
         mesh: Mapping[str, int] | None = None,
     ) -> None:
+        # It takes a second or more: here, so that the first save does not.
+        import torch.distributed.checkpoint  # noqa: F401
+
         # A group of its own: the thread's collectives may meet neither the gradients' nor the main thread's.
         group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
         assert group is not None  # None is for ranks outside the group; all are in it.
