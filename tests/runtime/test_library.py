@@ -303,6 +303,42 @@ def _load(world: Any, kind: str, folder: Path) -> tuple[Any, dict[str, Any]]:
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", ["MultiStepLR", "SequentialLR", "ReduceLROnPlateau"])
+def test_a_scheduler_continues_with_the_rates_of_the_undisturbed_run(ranks: Ranks, tmp_path: Path, kind: str) -> None:
+    """What JSON could not hold is among their states: a Counter, and infinity."""
+    undisturbed = ranks(2, _rates, tmp_path / "a", kind, 8)[0]
+    assert len(set(undisturbed)) > 2
+    began = ranks(2, _rates, tmp_path / "b", kind, 3)[0]
+    for continued in (*ranks(1, _rates, tmp_path / "b", kind, 8), *ranks(2, _rates, tmp_path / "b", kind, 8)):
+        assert began + continued == undisturbed
+
+
+def _rates(world: Any, folder: Path, kind: str, end: int) -> list[float]:
+    """The learning rate of each step up to `end`, from the checkpoint of step 3 if there is one."""
+    from torch.optim import lr_scheduler as of
+
+    from slurmddp.runtime import Checkpointer
+
+    model, optimizer = trained("plain")
+    scheduler: Any = {
+        "MultiStepLR": lambda: of.MultiStepLR(optimizer, [2, 5]),
+        "ReduceLROnPlateau": lambda: of.ReduceLROnPlateau(optimizer, patience=1),
+        "SequentialLR": lambda: of.SequentialLR(
+            optimizer, [of.LinearLR(optimizer, total_iters=4), of.ExponentialLR(optimizer, 0.5)], milestones=[4]
+        ),
+    }[kind]()
+    checkpointer = Checkpointer(model, optimizer, folder, scheduler=scheduler, every_steps=3, keep_every=3)
+    rates = []
+    for step in range(checkpointer.resume() + 1, end + 1):
+        rates.append(optimizer.param_groups[0]["lr"])
+        scheduler.step(*([1.0] if kind == "ReduceLROnPlateau" else []))
+        if checkpointer.due(step) and step == 3:
+            checkpointer.save(step)
+    checkpointer.finish()
+    return rates
+
+
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize(("made", "steps"), [(True, 2), (False, 1)])
 def test_a_loop_that_is_left_counts_its_last_step_where_one_was_made(
     ranks: Ranks, tmp_path: Path, made: bool, steps: int
@@ -425,6 +461,8 @@ def test_what_does_not_fit_is_the_users_to_put_right(ranks: Ranks, tmp_path: Pat
         "model": "cannot resume from .*step-00000001: it is of another model: 0.weight: .12, 6. in the checkpoint",
         "optimizer": "cannot resume from .* saved with the optimizer AdamW, but this run uses SGD",
         "groups": "cannot resume from .* the optimizer had 1 parameter groups and now has 2",
+        "scheduler": "cannot resume from .* saved with no scheduler, but this run uses StepLR",
+        "function": "the state of Odd is not only tensors and plain values: ",
         "extra": "must be JSON values",
         "folder": "SLURMDDP_RUN is not set.*pass one",
     }
@@ -432,6 +470,16 @@ def test_what_does_not_fit_is_the_users_to_put_right(ranks: Ranks, tmp_path: Pat
         with pytest.raises(Failed, match=message) as failed:
             ranks(2, _misfit, tmp_path / "a", what)
         assert {name for name, _ in failed.value.failures.values()} == {"UserError"}
+
+
+class Odd:
+    """Its state could only be loaded by running what the file names."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": _misfit}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        raise NotImplementedError
 
 
 def _misfit(world: Any, folder: Path, what: str) -> None:
@@ -445,9 +493,12 @@ def _misfit(world: Any, folder: Path, what: str) -> None:
     if what == "groups":
         first, *others = model.parameters()
         optimizer = torch.optim.AdamW([{"params": [first]}, {"params": others}])
-    checkpointer = Checkpointer(model, optimizer, None if what == "folder" else folder)
+    scheduler = {"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1), "function": Odd()}.get(what)
+    checkpointer = Checkpointer(model, optimizer, None if what == "folder" else folder, scheduler=scheduler)
     if what == "extra":
         checkpointer.save(2, {"best": torch.ones(1)})
+    if what == "function":
+        checkpointer.save(2)
     checkpointer.load()
 
 

@@ -72,12 +72,13 @@ class Destination:
 
 @dataclass(frozen=True)
 class Task:
-    """One save. `random`: states of this rank's generators. `began`: time.monotonic()."""
+    """One save. `random`: states of this rank's generators. `scheduler`: a file. `began`: time.monotonic()."""
 
     step: int
     data: Mapping[str, Any]
     nonce: str
     random: Mapping[str, Any]
+    scheduler: bytes
     plan: shards.Plan
     staging: Staging
     began: float
@@ -114,6 +115,9 @@ def _write_own(task: Task, folder: Path, rank: int) -> tuple[list[shards.Row], d
     task.staging.wait()
     (folder / layout.RNG).mkdir(parents=True, exist_ok=True)
     rows, files = shards.write(folder, rank, task.staging.parts)
+    if task.scheduler and rank == 0:
+        with hashed(folder / layout.SCHEDULER, files) as stream:
+            stream.write(task.scheduler)
     states: dict[str, FileFacts] = {}
     with hashed(folder / layout.RNG / f"rank-{rank:05d}.pt", states) as stream:
         torch.save(dict(task.random), cast(IO[bytes], stream))

@@ -4,9 +4,11 @@ Weights and the optimizer's moments, and the gradient scaler's scale. Learning r
 not here: they follow from the job and the step.
 """
 
+import io
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -18,6 +20,16 @@ _SHOWN = 5
 Shapes = Mapping[str, tuple[int, ...]]
 
 
+class Stateful(Protocol):
+    """A learning-rate scheduler, or anything else with a state that is the same on all ranks."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: tensors and plain values."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Continue from a state."""
+
+
 @dataclass(frozen=True)
 class Trained:
     """What training changes. `model` is the bare module, without DDP around it."""
@@ -25,6 +37,7 @@ class Trained:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
+    scheduler: Stateful | None = None
 
 
 def collect(trained: Trained) -> dict[str, torch.Tensor]:
@@ -40,6 +53,26 @@ def collect(trained: Trained) -> dict[str, torch.Tensor]:
             if isinstance(value, torch.Tensor):  # SGD without momentum keeps None.
                 tensors[f"optimizer.{name}.{key}"] = value
     return tensors | _scaler_tensors(trained.scaler)
+
+
+def pack_scheduler(trained: Trained) -> bytes:
+    """Return the scheduler's state as a file of torch.save; empty if there is none.
+
+    Raises UserError for one that could not be loaded again, such as with a function in it.
+    """
+    if trained.scheduler is None:
+        return b""
+    file = io.BytesIO()
+    try:
+        torch.save(trained.scheduler.state_dict(), file)
+        torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    except (pickle.PickleError, AttributeError, TypeError) as error:
+        name = type(trained.scheduler).__name__
+        raise UserError(
+            f"the state of {name} is not only tensors and plain values: give Checkpointer no such scheduler, and save "
+            f"what you need of it in `extra` ({str(error).splitlines()[0]})"
+        ) from error
+    return file.getvalue()
 
 
 def check(trained: Trained, stored: Mapping[str, Any]) -> None:

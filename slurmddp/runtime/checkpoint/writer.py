@@ -107,7 +107,7 @@ class Writer:
         began = time.monotonic()
         self._join()
         world = self._world
-        tensors = world.together(lambda: state.collect(trained))
+        tensors, scheduler = world.together(lambda: (state.collect(trained), state.pack_scheduler(trained)))
         changed = self._signature != _signature(tensors)
         looked = world.gather((changed, secrets.token_hex(4)))
         if any(other for other, _ in looked):
@@ -115,7 +115,7 @@ class Writer:
         assert self._plan is not None and self._staging is not None
         random = randomness.states(world.device)
         self._staging.fill(tensors, {f"model.{name}" for name, _ in trained.model.named_buffers()})
-        task = saving.Task(step, dict(data), looked[0][1], random, self._plan, self._staging, began)
+        task = saving.Task(step, dict(data), looked[0][1], random, scheduler, self._plan, self._staging, began)
         stall: list[float] = []
         # A daemon: the end of the process does not wait long for a disk, or for a rank that is gone.
         self._thread = threading.Thread(target=self._run, args=(task, stall), name=f"save-{step}", daemon=True)

@@ -25,7 +25,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Checkpointer:
-    """Save and load a model, its optimizer, random states, and a few numbers. Every rank must create one.
+    """Save and load a model, its optimizer, scheduler, random states, and a few numbers. Every rank must create one.
 
     >>> import tempfile, torch
     >>> from slurmddp.runtime import Checkpointer
@@ -57,8 +57,7 @@ class Checkpointer:
     model may be plain, in DDP, compiled, or sharded by FSDP2 (fully_shard); it may be another of these when it loads.
 
     A checkpoint restores weights, buffers, the optimizer's state and the options of its groups (such as the learning
-    rate that a scheduler had set). It restores random states if the number of ranks is the same. To save a scheduler:
-    `save(step, {"scheduler": scheduler.state_dict()})`; call its `load_state_dict` after `load`.
+    rate that a scheduler had set), and the scheduler. It restores random states if the number of ranks is the same.
     """
 
     def __init__(
@@ -67,6 +66,7 @@ class Checkpointer:
         optimizer: torch.optim.Optimizer,
         folder: str | Path | None = None,
         *,
+        scheduler: state.Stateful | None = None,
         sampler: restoring.Positioned | None = None,
         scaler: torch.amp.GradScaler | None = None,
         keep: int = 3,
@@ -82,6 +82,8 @@ class Checkpointer:
             model: the model, plain or in DDP, FSDP2 or torch.compile.
             optimizer: its optimizer.
             folder: folder for the checkpoints; default: that of the run in $SLURMDDP_RUN.
+            scheduler: a learning-rate scheduler, or anything else with `state_dict` and `load_state_dict`: tensors and
+                plain values, the same on all ranks.
             sampler: a GlobalSampler, whose position is saved and loaded, too.
             scaler: the gradient scaler of fp16.
             keep: number of newest checkpoints to keep.
@@ -104,7 +106,7 @@ class Checkpointer:
         self._world = dataclasses.replace(self._shared.world, device=device)
         if scaler is None:
             scaler = torch.amp.GradScaler(device.type, enabled=False)
-        self._trained = state.Trained(bare, optimizer, scaler)
+        self._trained = state.Trained(bare, optimizer, scaler, scheduler)
         self._sampler = sampler
         self._every_seconds, self._every_steps = every_seconds, every_steps
         self._rejected: list[Path] = []
@@ -190,7 +192,8 @@ class Checkpointer:
 
         A step counts as done when the loop asks for the next batch; after a `break`, if the optimizer has made a step.
         If the ranks must stop, the loop raises SystemExit(0) when it asks for the next batch. So use it inside of
-        `distributed`.
+        `distributed`. A scheduler must step once per batch. (If yours steps once per epoch, call `after` at the end of
+        each epoch instead, and count epochs as steps.)
 
         Returns:
             The number of steps done, and the loader to iterate over instead, epoch by epoch.
@@ -280,6 +283,7 @@ class Checkpointer:
             "samples": (position or {}).get("samples"),
             "optimizer": type(self._trained.optimizer).__name__,
             "groups": restoring.groups_of(self._trained.optimizer),
+            "scheduler": restoring.name_of(self._trained.scheduler),
             "sampler": position,
             "extra": dict(extra),
         }

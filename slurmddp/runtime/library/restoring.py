@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from slurmddp.runtime import randomness, torch_private
-from slurmddp.runtime.checkpoint import reader, state
+from slurmddp.runtime.checkpoint import reader, state, tensorfile
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.library import shared
 from slurmddp.runtime.library.sampler import GlobalSampler
 from slurmddp.runtime.world import World
 from slurmddp.shared import mesh
+from slurmddp.shared.checkpoint import layout
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,17 @@ def adopt(
 
     def check() -> None:
         check_groups(trained.optimizer, choice.data)
+        was, now_ = choice.data.get("scheduler"), name_of(trained.scheduler)
+        if trained.scheduler is not None and was != now_:
+            raise UserError(f"it was saved with {was or 'no'} scheduler, but this run uses {now_}")
         if sampler is not None and choice.data.get("sampler") is not None:
             sampler.load_state_dict(choice.data["sampler"])
 
     reader.load(choice, trained, world, check=check)
     restore_groups(trained.optimizer, choice.data)
+    if trained.scheduler is not None:
+        path = choice.path / layout.SCHEDULER
+        trained.scheduler.load_state_dict(world.together(lambda: tensorfile.load(path)))
     restored = reader.restore_randomness(choice, world, 0)
     if restored and isinstance(sampler, GlobalSampler):
         sampler.restore_with(partial(randomness.restore, randomness.states(world.device), world.device))
@@ -88,6 +95,11 @@ def mesh_of(model: nn.Module, size: int) -> dict[str, int]:
     """Return how the parameters lie over the ranks, for the manifest."""
     shapes = [tuple(item.device_mesh.shape) for item in model.parameters() if hasattr(item, "device_mesh")]
     return mesh.sizes(size, None, shapes[0][-1] if shapes and size % shapes[0][-1] == 0 else 1)
+
+
+def name_of(scheduler: state.Stateful | None) -> str | None:
+    """Return the name of its class, for data.json."""
+    return None if scheduler is None else type(scheduler).__name__
 
 
 _PLAIN = (bool, int, float, str, type(None))

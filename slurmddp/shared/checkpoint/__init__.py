@@ -6,5 +6,6 @@ step-00001000/
   *.distcp .metadata   torch.distributed.checkpoint shards, loadable on any number of ranks
   data.json            position in the data, counted over all ranks
   rng/rank-00000.pt    random states of each rank
+  scheduler.pt         state of the learning-rate scheduler, if there is one
   COMPLETE             the sha256 of manifest.json, written last
 """

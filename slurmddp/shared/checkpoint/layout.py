@@ -20,6 +20,7 @@ from slurmddp.shared.files import open_plain
 MANIFEST = "manifest.json"
 DATA = "data.json"
 RNG = "rng"
+SCHEDULER = "scheduler.pt"
 
 _STEP = re.compile(r"step-(\d{8,})")
 _TEMPORARY = re.compile(r"\.(?:saving|old)-step-\d+-attempt-(\d+)-[0-9a-f]+")
