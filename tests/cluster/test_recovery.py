@@ -116,7 +116,8 @@ def get_further(run: Run) -> None:
     def reached() -> bool:
         failures = run.folder / "failures"
         failed = [int(line.split()[1]) for line in failures.read_text().splitlines()] if failures.exists() else []
-        return int((run.folder / "progress").read_text().split()[0]) > max(failed, default=-1)
+        progress = run.folder / "progress"  # not there before the first step: this test may be the first of its run
+        return progress.exists() and int(progress.read_text().split()[0]) > max(failed, default=-1)
 
     run.cluster.wait_for(reached, "steps beyond those of the failures", 60)
 
