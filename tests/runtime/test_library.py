@@ -464,7 +464,6 @@ def test_what_does_not_fit_is_the_users_to_put_right(ranks: Ranks, tmp_path: Pat
         "scheduler": "cannot resume from .* saved with no scheduler, but this run uses StepLR",
         "function": "the state of Odd is not only tensors and plain values: ",
         "extra": "must be JSON values",
-        "folder": "SLURMDDP_RUN is not set.*pass one",
     }
     for what, message in messages.items():
         with pytest.raises(Failed, match=message) as failed:
@@ -494,12 +493,57 @@ def _misfit(world: Any, folder: Path, what: str) -> None:
         first, *others = model.parameters()
         optimizer = torch.optim.AdamW([{"params": [first]}, {"params": others}])
     scheduler = {"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1), "function": Odd()}.get(what)
-    checkpointer = Checkpointer(model, optimizer, None if what == "folder" else folder, scheduler=scheduler)
+    checkpointer = Checkpointer(model, optimizer, folder, scheduler=scheduler)
     if what == "extra":
         checkpointer.save(2, {"best": torch.ones(1)})
     if what == "function":
         checkpointer.save(2)
     checkpointer.load()
+
+
+# --- without slurmddp
+
+ALONE = """
+import os, signal, torch
+from slurmddp.runtime import Checkpointer, should_stop
+ranks = int(os.environ.get("WORLD_SIZE", "1"))
+model = torch.nn.Linear(2, 1)
+if ranks > 1:
+    torch.distributed.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+checkpointer = Checkpointer(model, optimizer)
+os.chdir("/")
+first = checkpointer.resume() + 1
+for step in range(first, 6):
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    if step == 3 and int(os.environ.get("RANK", "0")) == ranks - 1:
+        os.kill(os.getpid(), getattr(signal, os.environ["SIGNAL"]))
+    if should_stop():
+        checkpointer.save(step)
+        break
+checkpointer.finish()
+print(f"rank {os.environ.get('RANK', '0')}: steps {first} to {step}")
+"""
+
+
+@pytest.mark.parametrize(("ranks", "name"), [(0, "SIGTERM"), (2, "SIGUSR1")])
+def test_a_script_stops_and_resumes_under_plain_python_and_torchrun(tmp_path: Path, ranks: int, name: str) -> None:
+    """One rank gets the signal, and all stop after the same step."""
+    (tmp_path / "alone.py").write_text(ALONE)
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks else []
+    foreign = {key: value for key, value in os.environ.items() if not key.startswith(("SLURMDDP_", "SLURM_"))}
+    environment = {**foreign, "PYTHONPATH": str(ROOT), "SIGNAL": name, "OMP_NUM_THREADS": "1"}
+    for steps in ("1 to 3", "4 to 5"):
+        command = [PYTHON, *launcher, "alone.py"]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        ends = sorted(line for line in done.stdout.splitlines() if line.startswith("rank "))
+        assert ends == [f"rank {rank}: steps {steps}" for rank in range(ranks or 1)]
+    assert f"resumed    step 3 from {tmp_path}/checkpoints/step-00000003, " in done.stdout
 
 
 # --- distributed, alone

@@ -81,7 +81,8 @@ class Checkpointer:
         Args:
             model: the model, plain or in DDP, FSDP2 or torch.compile.
             optimizer: its optimizer.
-            folder: folder for the checkpoints; default: that of the run in $SLURMDDP_RUN.
+            folder: folder for the checkpoints; default: that of the run in $SLURMDDP_RUN. Without slurmddp, under plain
+                python or torchrun: ./checkpoints.
             scheduler: a learning-rate scheduler, or anything else with `state_dict` and `load_state_dict`: tensors and
                 plain values, the same on all ranks.
             sampler: a GlobalSampler, whose position is saved and loaded, too.
@@ -93,9 +94,6 @@ class Checkpointer:
             asynchronous: write in a thread while training continues.
             resume_from: checkpoint folders of older runs, newest first, used if `folder` has no checkpoint; default:
                 those in $SLURMDDP_RESUME_FROM, separated by colons.
-
-        Raises:
-            UserError: no folder is given, and $SLURMDDP_RUN is not set.
         """
         self._shared = shared.get()
         self._root = restoring.folder(folder)

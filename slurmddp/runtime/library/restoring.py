@@ -67,16 +67,9 @@ def adopt(
 
 
 def folder(given: str | Path | None) -> Path:
-    """Return the folder of checkpoints: the given one, or the run's. Raises UserError if there is neither."""
-    if given is not None:
-        return Path(given)
+    """Return the folder of checkpoints: the given one, else the run's, else ./checkpoints for a script alone."""
     run = shared.run_folder()
-    if run is None:
-        raise UserError(
-            "Checkpointer: SLURMDDP_RUN is not set, so there is no run folder: pass one, Checkpointer(model, "
-            "optimizer, folder=...)"
-        )
-    return run.checkpoints
+    return Path(given or (run.checkpoints if run else "checkpoints")).absolute()
 
 
 def bare(model: nn.Module) -> nn.Module:
