@@ -7,7 +7,7 @@ import re
 
 from slurmddp.program.facts import NO, UNKNOWN, YES, Fact
 from slurmddp.program.judge import RANK_WORD, Judge
-from slurmddp.program.libraries import CALL, DOES
+from slurmddp.program.libraries import CALL, DOES, SAMPLER
 from slurmddp.program.names import is_value, last
 from slurmddp.program.walk import Event, Unit
 
@@ -19,7 +19,7 @@ _LOCAL_FILES = ("data_files", "data_dir", "local_files_only", "source", "local_d
 
 def shares(judge: Judge) -> tuple[Fact, Fact]:
     """Answer shards_data and set_epoch."""
-    shards, epochs = judge.by_call("shards_data"), judge.methods("set_epoch")
+    shards, epochs = judge.by_call("shards_data"), judge.methods("set_epoch") or judge.calls(SAMPLER)
     prepared = [
         event for event in judge.calls(_PREPARE)
         if any(isinstance(arg, ast.Starred) or re.search(r"load|data|dl", last(arg).lower()) for arg in event.node.args)

@@ -9,6 +9,14 @@ _HF = r"(?:transformers|trl|sentence_transformers|setfit)(?:\.\w+)*\.\w*Trainer"
 _FABRIC = r"(?:lightning|lightning_fabric)(?:\.\w+)*\.Fabric"
 _ACCELERATE = r"accelerate(?:\.\w+)*\.Accelerator"
 _DEEPSPEED = r"deepspeed(?:\.\w+)*\.initialize"
+_CHECKPOINTER = r"slurmddp\.runtime(?:\.\w+)*\.Checkpointer"
+
+#: slurmddp's own library: what saves, what loads, and what joins the ranks and takes the GPU of LOCAL_RANK.
+CHECKPOINTER = re.compile(_CHECKPOINTER)
+CHECKPOINTER_SAVES = re.compile(rf"{_CHECKPOINTER}\(\)\.(?:save|after|follow)")
+CHECKPOINTER_LOADS = re.compile(rf"{_CHECKPOINTER}\(\)\.(?:load|resume|follow)")
+SAMPLER = re.compile(r"slurmddp\.runtime(?:\.\w+)*\.GlobalSampler")
+DISTRIBUTED = re.compile(r"slurmddp\.runtime(?:\.\w+)*\.distributed")
 
 #: Frameworks by the call that makes their object; a call of one of its methods counts, too.
 FRAMEWORKS = {
@@ -40,6 +48,7 @@ CALLS = {
         r"deepspeed(?:\.\w+)*\.init_distributed",
         r"horovod(?:\.\w+)*\.init",
         r"timm\.utils(?:\.\w+)*\.init_distributed_device(?:_so)?",
+        DISTRIBUTED.pattern,
     ),
     "wraps_model": (
         r"torch\.nn\.parallel(?:\.\w+)*\.DistributedDataParallel",
@@ -59,6 +68,7 @@ CALLS = {
         rf"{_FABRIC}\(\)\.setup_dataloaders",
         r"ray\.train\.torch\.prepare_data_loader",
         r"composer(?:\.\w+)*\.get_sampler",
+        SAMPLER.pattern,
     ),
     "seeds": (
         r"torch(?:\.\w+)*\.manual_seed(?:_all)?",
@@ -87,9 +97,9 @@ CALLS = {
         r"(?:huggingface_hub)(?:\.\w+)*\.(?:snapshot_download|hf_hub_download)",
         r"(?:transformers|diffusers)(?:\.\w+)*\.from_pretrained",
     ),
-    "saves_in_run": (r"slurmddp\.runtime\.library(?:\.\w+)*\.Checkpointer",),
     "stops": (
         r"slurmddp\.runtime(?:\.\w+)*\.should_stop",
+        rf"{_CHECKPOINTER}\(\)\.(?:after|follow)",
         r"signal\.(?:signal|sigwait)",
         r"(?:pytorch_lightning|lightning)(?:\.\w+)*\.OnExceptionCheckpoint",
     ),

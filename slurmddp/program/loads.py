@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from slurmddp.program.facts import NO, UNKNOWN, YES, Fact, Proposal
+from slurmddp.program.libraries import CHECKPOINTER_LOADS
 from slurmddp.program.names import chain, last
 from slurmddp.program.saves import WORDS, Saves, foreign
 from slurmddp.program.trace import Option, strings
@@ -16,7 +17,7 @@ _PLAIN = re.compile(r"torch\.(?:load|hub\.load_state_dict_from_url)|pickle\.load
 _FRAMEWORK_LOADS = re.compile(
     r"(?:accelerate(?:\.\w+)*\.Accelerator\(\)\.load_state|deepspeed\.initialize\(\)\.load_checkpoint|"
     r"torch\.distributed\.checkpoint(?:\.\w+)*\.(?:load|load_state_dict)|lightning(?:\.\w+)*\.Fabric\(\)\.load|"
-    r"slurmddp\.runtime(?:\.\w+)*\.Checkpointer(?:\(\)\.load)?|timm\.models(?:\.\w+)*\.resume_checkpoint)"
+    rf"{CHECKPOINTER_LOADS.pattern}|timm\.models(?:\.\w+)*\.resume_checkpoint)"
 )
 _RESUMES = re.compile(
     r"resume|ckpt|checkpoint|restore|continue|snapshot|init_from|load|start_from|pretrained|weights", re.IGNORECASE
@@ -81,6 +82,8 @@ class Loads:
         """Return the conditions and arguments of a load."""
         program = self.judge.program
         tests = [(program.where.get(test, event.unit), test) for test in program.conditions(event.unit, event.guards)]
+        if event.matches(CHECKPOINTER_LOADS):  # it finds the newest save itself
+            return tests
         return [*tests, *((event.unit, value) for value in event.values)]
 
     def _options(self, events: Iterable[Event]) -> list[Option]:
@@ -99,7 +102,7 @@ class Loads:
                 needing.append(event)
             elif any(self._is_chosen(*each) for each in self._decides(event)):
                 unclear.append(event)
-            elif self._looks(self._decides(event)):
+            elif event.matches(CHECKPOINTER_LOADS) or self._looks(self._decides(event)):
                 looking.append(event)
         if needing and not looking and not unclear:
             return judge.no("loads_alone")
@@ -146,6 +149,8 @@ class Loads:
                 at = f" (line {option.line})" if option.line else ""
                 yield Proposal("train.resume_args", value, f"the script {what} {option.flag}{at}")
         if found["saves"].answer is not YES or found["save_name_changes"].answer is not NO or self.saves.trainer:
+            return
+        if self.saves.in_run:  # what it saves elsewhere is not what it loads
             return
         trace, texts, flags = self.judge.trace, set[str | None](), set[str]()
         for event, path in self.saves.paths(self.saves.events):

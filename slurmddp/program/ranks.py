@@ -7,7 +7,7 @@ import re
 
 from slurmddp.program.facts import NO, UNKNOWN, YES, Fact
 from slurmddp.program.judge import RANK_WORD, Judge
-from slurmddp.program.libraries import CALL, DOES
+from slurmddp.program.libraries import CALL, DISTRIBUTED, DOES
 from slurmddp.program.names import is_value, last
 from slurmddp.program.trace import strings
 from slurmddp.program.walk import Event
@@ -45,7 +45,7 @@ def device(judge: Judge) -> tuple[Fact, Fact]:
     for framework in DOES[local] & set(judge.frameworks):
         other = Fact(fixed, UNKNOWN if judge.unseen else NO)
         return judge.yes(local, judge.frameworks[framework], framework), other
-    by_rank, unclear, fixed_at = [], [], []
+    by_rank, unclear, fixed_at = judge.calls(DISTRIBUTED), [], []
     for event in judge.events:
         for value in _devices(event):
             origin = judge.trace.origin(event.unit, value)

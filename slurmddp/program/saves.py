@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from slurmddp.program.facts import NO, UNKNOWN, YES, Answer, Fact
 from slurmddp.program.judge import Judge
+from slurmddp.program.libraries import CHECKPOINTER, CHECKPOINTER_SAVES
 from slurmddp.program.names import chain, is_value, last
 from slurmddp.program.ranks import process_group
 from slurmddp.program.trace import strings
@@ -29,7 +30,6 @@ _FRAMEWORK_SAVES = (
     (r"accelerate(?:\.\w+)*\.Accelerator\(\)\.save_state", (YES, UNKNOWN, UNKNOWN, YES)),
     (r"deepspeed\.initialize\(\)\.save_checkpoint", (YES, UNKNOWN, YES, NO)),
     (r"torch\.distributed\.checkpoint(?:\.\w+)*\.(?:save|save_state_dict|async_save)", (UNKNOWN,) * 4),
-    (r"slurmddp\.runtime(?:\.\w+)*\.Checkpointer\(\)\.save", (UNKNOWN,) * 4),
     (r"timm\.utils(?:\.\w+)*\.CheckpointSaver\(\)\.save_checkpoint", (YES, NO, YES, NO)),
 )
 _CHANGES = re.compile(
@@ -59,6 +59,13 @@ class Saves:
         self.by_framework = {
             event: answers for pattern, answers in _FRAMEWORK_SAVES for event in judge.calls(re.compile(pattern))
         }
+        #: slurmddp's Checkpointer where it is made, and those of them that save in the run folder.
+        made, saving = judge.calls(CHECKPOINTER), judge.calls(CHECKPOINTER_SAVES)
+        extra = any(re.search(WORDS["scheduler"], word) for event in saving for word in strings([event.node]))
+        for event in made if saving else ():
+            scheduler = YES if event.argument("scheduler") else UNKNOWN if extra else NO
+            self.by_framework[event] = (YES, scheduler, YES, YES)
+        self.in_run = [event for event in made if saving and event.argument("folder", 2) is None]
         self.events = [*self.plain, *self.by_framework]
         self.exports = [
             event for event in judge.methods("save_pretrained", "save_model")
@@ -245,6 +252,10 @@ class Saves:
     def paths(self, events: list[Event]) -> Iterator[tuple[Event, ast.expr]]:
         """Yield the events of which a path is known, with it."""
         for event in events:
+            if event.matches(CHECKPOINTER):
+                if (folder := event.argument("folder", 2)) is not None:
+                    yield event, folder
+                continue
             named = [value for each in _PATHS if (value := event.argument(each)) is not None]
             position = 1 if event in self.plain and not _path_first(event) else 0
             args = [] if re.search(r"Trainer$|ModelCheckpoint$", last(event.node.func)) else event.node.args
@@ -262,7 +273,8 @@ class Saves:
         ranked = [event for event, each in origins if _ranked(each.words)]
         in_run = [event for event, each in origins if each.words & {"SLURMDDP_RUN", "SLURMDDP_CHECKPOINTS"}]
         all_seen = not (judge.unseen or any(each.unknown for _, each in origins))
-        no_path = len({id(event.node) for event, _ in paths}) < len(events)
+        in_run += self.in_run
+        no_path = len({id(event.node) for event, _ in paths} | {id(event.node) for event in self.in_run}) < len(events)
         rest = NO if all_seen and surely and not no_path else UNKNOWN
         names = changing or perhaps
         yield judge.fact("save_name_changes", YES if changing else UNKNOWN if perhaps else rest, names)
@@ -273,7 +285,7 @@ class Saves:
 
 def foreign(event: Event, pattern: str) -> bool:
     """Return whether a library's call may save or load a model, by its last name."""
-    ours = ("@", "builtins", "json", "yaml", "toml", "csv", "logging", "matplotlib", "datasets", "torch.")
+    ours = ("@", "builtins", "json", "yaml", "toml", "csv", "logging", "matplotlib", "datasets", "torch.", "slurmddp.")
     other = bool(event.names) and not any(name.startswith(ours) for name in event.names)
     return other and re.search(pattern, last(event.node.func), re.IGNORECASE) is not None
 

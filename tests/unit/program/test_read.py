@@ -154,6 +154,56 @@ def test_one_change(folder: Path, old: str, new: str, fact: str, answer: Answer)
     assert facts[fact].answer is answer, facts[fact]
 
 
+LIBRARY = """
+import os, torch
+from slurmddp.runtime import Checkpointer, GlobalSampler, distributed, should_stop
+@distributed()
+def main(model, optimizer, scheduler):
+    sampler = GlobalSampler(100, global_batch=4)
+    model = torch.nn.parallel.DistributedDataParallel(model)
+    checkpointer = Checkpointer(model, optimizer, scheduler=scheduler, sampler=sampler)
+    for step in range(checkpointer.resume() + 1, 100):
+        optimizer.step()
+        if should_stop():
+            checkpointer.save(step)
+            break
+    torch.save(model.state_dict(), "model.pt")
+main()
+"""
+
+
+def test_slurmddps_own_library(folder: Path) -> None:
+    facts = read(folder, LIBRARY)
+    wanted = {
+        "process_group", "wraps_model", "local_rank_device", "shards_data", "set_epoch", "saves", "saves_optimizer",
+        "saves_scheduler", "saves_step", "saves_random", "saves_in_run", "saves_every_rank", "loads", "loads_alone",
+        "stops",
+    }  # fmt: skip
+    assert {fact.name for fact in facts.facts if fact.answer is YES} == wanted
+    assert {fact.name for fact in facts.facts if fact.answer is UNKNOWN} == set()
+    assert facts.proposals == ()
+    assert [each.text for each in sentences(facts, 4) if "every rank" not in each.text] == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fact", "answer"),
+    [
+        ("scheduler=scheduler, ", "", "saves_scheduler", NO),
+        ("scheduler=scheduler, sampler=sampler)\n",
+         "sampler=sampler)\n    checkpointer.save(0, {'s': scheduler.state_dict()})\n", "saves_scheduler", UNKNOWN),
+        ("optimizer, scheduler=scheduler, ", "optimizer, 'out', ", "saves_in_run", NO),
+        ("if should_stop():", "if step == 9:", "stops", NO),
+        ("if should_stop():", "if checkpointer.after(step):", "stops", YES),
+        ("checkpointer.save(step)", "pass", "saves_optimizer", NO),
+        ("checkpointer.resume()", "0", "loads", NO),
+        ("checkpointer.resume()", "(checkpointer.resume() if os.environ.get('X') else 0)", "loads", YES),
+    ],
+)  # fmt: skip
+def test_one_change_to_the_use_of_the_library(folder: Path, old: str, new: str, fact: str, answer: Answer) -> None:
+    assert old in LIBRARY
+    assert read(folder, LIBRARY.replace(old, new))[fact].answer is answer
+
+
 LOADS = """
 import {0}, glob, os, torch
 def start(model, optimizer, resume=None):
