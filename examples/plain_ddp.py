@@ -2,7 +2,7 @@
 
     slurmddp submit examples/plain_ddp.py --nodes 2 -- --epochs 10
 
-plain_ddp_resumable.py is the same with five other lines.
+plain_ddp.diff has the five lines with which it resumes on any number of ranks, and exits when asked to.
 """
 
 import argparse

@@ -129,8 +129,9 @@ def test_a_save_of_the_model_alone_comes_first(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_sampler_that_does_not_allow_shorter_epochs(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "examples" / "plain_ddp_resumable.py", tmp_path)
-    done = command(tmp_path, "plain_ddp_resumable.py")
+    shutil.copy(ROOT / "examples" / "plain_ddp.py", tmp_path)
+    subprocess.run(["git", "apply", str(ROOT / "examples" / "plain_ddp.diff")], cwd=tmp_path, check=True)
+    done = command(tmp_path, "plain_ddp.py")
     assert done.returncode == 0, done.stderr
     kill = json.loads(done.stdout)["sentences"][0]
     assert ", it resumed at step 100; " in kill and kill.endswith(" are the same as without the kill."), kill
