@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from slurmddp.records.rank_events import Error, RankStarted
+from slurmddp.records.tuning import REQUEST
 from slurmddp.runtime import environment, job
 from slurmddp.runtime.errors import NamedError, NotFiniteError, UserError
 from slurmddp.runtime.journal import Events
@@ -57,10 +58,15 @@ def main(arguments: list[str]) -> None:
         events = Events(folder.events, attempt=env.attempt, node=env.node, rank=env.rank)
         if env.rank == 0:
             events.write(RankStarted(round(environment.seconds_since_start(), 3)))
-        joined = world.start(env, timeout=wanted.timeouts.collective)
-        watch.enter("start", 0)
-        watch.connect(joined, wanted.timeouts, events)
-        loop.run(folder, wanted, joined, env, events, watch)
+        if (folder.path / REQUEST).exists():
+            from slurmddp.runtime.tune.tuner import Tuner
+
+            joined = Tuner(folder, wanted, env, events, watch).run()
+        else:
+            joined = world.start(env, timeout=wanted.timeouts.collective)
+            watch.enter("start", 0)
+            watch.connect(joined, wanted.timeouts, events)
+            loop.run(folder, wanted, joined, env, events, watch)
         watch.enter("end")
         watch.close(joined)
         world.finish()

@@ -132,10 +132,13 @@ def _summary(failures: list[tuple[int, str, str, bool]], size: int) -> str:
     return f"{message} (rank {rank} on {node}; {len(failures)} of {size} ranks failed)"
 
 
-def start(environment: Environment, *, timeout: float) -> World:
+def start(
+    environment: Environment, *, timeout: float, store: dist.Store | None = None, size: int | None = None
+) -> World:
     """Choose the device, and join the process group described by torchrun's environment.
 
     `timeout` in seconds holds for the collectives of training. nccl where there are GPUs, gloo where there are none.
+    `store`, `size`: of a group of the first ranks alone.
     Raises UserError where a node has fewer GPUs than ranks; errors of the rendezvous pass through.
     """
     limit = datetime.timedelta(seconds=timeout)
@@ -151,6 +154,8 @@ def start(environment: Environment, *, timeout: float) -> World:
         options["device_id"] = device  # Binds the communicator to its GPU: no guessing at the first barrier.
     else:
         device, backend = torch.device("cpu"), "gloo"
+    if store is not None:
+        options |= {"store": store, "rank": environment.rank, "world_size": size}
     torch_private.meet_in_file()
     dist.init_process_group(backend, timeout=limit, **options)
     return around(environment, device, limit)

@@ -1,0 +1,1 @@
+"""What the ranks of `slurmddp tune` do in place of training: they measure, and rank 0 writes tuned.json."""
