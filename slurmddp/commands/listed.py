@@ -90,6 +90,13 @@ COMMANDS = (
         host="copy",
     ),
     Listed(
+        "tune",
+        _JOBS,
+        "Measure in minutes how large the batch may be, how many nodes are worth it, and what the limit is",
+        "slurmddp tune job.yaml --nodes 4",
+        host="refuse",
+    ),
+    Listed(
         "sweep",
         _JOBS,
         "Submit a job once for each point of a grid, compare the runs, and submit again what failed",

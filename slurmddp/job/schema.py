@@ -46,7 +46,7 @@ _FORMS: dict[str, Schema] = {
     "_runtime_option": {"type": "string", "pattern": "^-"},
     "_seconds": {"type": ["string", "number"], "pattern": f"^(?:{_TIME}|{forms._NUMBER})$"},
     "_time_limit": {"type": "string", "pattern": f"^(?:{_TIME})$"},
-    "_mebibytes": {"type": "string", "pattern": f"^{_MEMORY}$"},
+    "mebibytes": {"type": "string", "pattern": f"^{_MEMORY}$"},
     "_node_memory": {"type": "string", "pattern": rf"^(?:all|{_MEMORY})$"},
     "_ranks": {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 1024}, {"const": "auto"}]},
 }

@@ -179,7 +179,7 @@ def _time_limit(value: Any) -> Any:
     return _seconds(value)
 
 
-def _mebibytes(value: Any) -> Any:
+def mebibytes(value: Any) -> Any:
     """Memory: 480G, 64GB, 500000M -> MiB, as Slurm counts them."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
@@ -190,7 +190,7 @@ def _mebibytes(value: Any) -> Any:
 
 
 def _node_memory(value: Any) -> Any:
-    return 0 if value == "all" else _mebibytes(value)
+    return 0 if value == "all" else mebibytes(value)
 
 
 def _count(value: Any) -> Any:
@@ -226,7 +226,7 @@ Seconds = Annotated[int, BeforeValidator(_seconds), Field(gt=0), Unit("s")]
 SecondsOrNone = Annotated[int, BeforeValidator(_seconds), Field(ge=0), Unit("s")]
 #: Seconds of what Slurm calls --time, where users of Slurm write minutes without a unit: a number alone is refused.
 TimeLimit = Annotated[int, BeforeValidator(_time_limit), Field(gt=0), Unit("s")]
-Mebibytes = Annotated[int, BeforeValidator(_mebibytes), Field(gt=0), Unit("M")]
+Mebibytes = Annotated[int, BeforeValidator(mebibytes), Field(gt=0), Unit("M")]
 #: Memory of a node; 0, written `all`, is Slurm's own word for all of it.
 NodeMemory = Annotated[int, BeforeValidator(_node_memory), Field(ge=0), Unit("M")]
 Count = Annotated[int, BeforeValidator(_count), Field(ge=1, le=10**12)]

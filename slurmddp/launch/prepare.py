@@ -31,11 +31,12 @@ from slurmddp.sites.catalogue import Catalogue, config_files
 
 
 class Prepared(NamedTuple):
-    """A job that can be rendered. resumed: the runs that it continues."""
+    """A job that can be rendered. resumed: the runs that it continues. files: name -> text of more files of its run."""
 
     resolved: Resolved
     plan: Plan
     resumed: Resumed = Resumed()
+    files: Mapping[str, str] = {}
 
 
 def prepare(request: Request, *, strict: bool = True, cluster: Cluster | None = None) -> Prepared:

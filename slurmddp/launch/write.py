@@ -34,6 +34,7 @@ def run_files(prepared: Prepared, run_id: str) -> dict[str, str]:
         "site.yaml": site_yaml(resolved),
         **accelerate.copy(plan),
         **({} if ranks is None else {"job.json": ranks}),
+        **prepared.files,
     }
 
 

@@ -32,17 +32,20 @@ class Line(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A chart over the steps. text: what it shows, for those who do not see it."""
+    """A chart over the steps, or over what `axis` names. text: what it shows, for those who do not see it."""
 
     title: str
     lines: Sequence[Line]
     x: Sequence[Tick]
     y: Sequence[Tick]
     text: str
+    axis: str
 
 
-def line_chart(title: str, curves: Mapping[str, Sequence[Point]], *, zero: bool = False) -> Chart | None:
-    """Draw curves by their names; None if all are empty. zero: the vertical axis begins at zero.
+def line_chart(
+    title: str, curves: Mapping[str, Sequence[Point]], *, zero: bool = False, x: str = "step"
+) -> Chart | None:
+    """Draw curves by their names; None if all are empty. zero: the vertical axis begins at zero. x: what `step` is.
 
     A curve whose name begins with "validation" gets dots: it has few points. Values of many sizes get
     a logarithmic axis.
@@ -57,7 +60,7 @@ def line_chart(title: str, curves: Mapping[str, Sequence[Point]], *, zero: bool 
     bottom, top, y = _axis(scale(low), scale(high), least=1.0) if log else _axis(min(low, 0.0) if zero else low, high)
     y = [Tick(tick.at, f"{10.0 ** float(tick.text):g}") for tick in y] if log else y
     first, last = min(point.step for point in points), max(point.step for point in points)
-    left, right, x = _axis(min(first, 0) if first < last / 4 else first, last, tight=True)
+    left, right, ticks = _axis(min(first, 0) if first < last / 4 else first, last, tight=True)
 
     def place(step: float, value: float) -> str:
         return f"{1000 * (step - left) / (right - left):.1f},{1000 * (top - scale(value)) / (top - bottom):.1f}"
@@ -76,9 +79,10 @@ def line_chart(title: str, curves: Mapping[str, Sequence[Point]], *, zero: bool 
     return Chart(
         f"{title} (logarithmic)" if log else title,
         lines,
-        x,
+        ticks,
         y,
-        f"Steps {first} to {last}, values {figure(low)} to {figure(high)}. First and last: {ends}.",
+        f"{x.capitalize()}s {first} to {last}, values {figure(low)} to {figure(high)}. First and last: {ends}.",
+        x,
     )
 
 

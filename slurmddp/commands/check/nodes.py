@@ -58,7 +58,7 @@ def preflight(request: Request, *, as_json: bool) -> set[str]:
     opt.show_notes(prepared)
     folder = own(RunFolder(Path(submit(prepared).run_folder)), to="cancel it")
     opt.say(f"run     {folder.id} (Ctrl-C cancels it)")
-    state = _end_of(folder)
+    state = end_of(folder)
     passed = state.state == "done"
     facts = evidence(folder)
     try:
@@ -82,7 +82,7 @@ def preflight(request: Request, *, as_json: bool) -> set[str]:
     return set() if passed else {"error"}
 
 
-def _end_of(folder: OwnRun) -> RunState:
+def end_of(folder: OwnRun) -> RunState:
     """Wait for the end of the run, and say how it is whenever that changes."""
     said = ""
     try:

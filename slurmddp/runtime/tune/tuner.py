@@ -22,6 +22,7 @@ from slurmddp.shared import batch, tuning
 from slurmddp.shared.files import write_whole
 from slurmddp.shared.mesh import kind
 from slurmddp.shared.run_folder import RunFolder
+from slurmddp.shared.units import human
 
 #: Seconds of a step beyond which no larger micro batch is tried.
 _SLOWEST = 15.0
@@ -159,7 +160,7 @@ class Tuner:
             trial = Trial(micro, recompute, fits, _PASSES * micro / seconds, meter.peak())
         session.parallel.clear_gradients()
         speed = f"{trial.samples_per_second:.4g} samples/s" if trial.samples_per_second else "out of memory"
-        size = f", {trial.peak / 1e9:.2f} GB" if trial.peak is not None else ""
+        size = f", {human(trial.peak)}" if trial.peak is not None else ""
         self._say(f"micro {micro:<5}activation checkpointing {_OFF_ON[recompute]}: {speed}{size}")
         return trial
 
@@ -203,7 +204,7 @@ class Tuner:
         )
         self._add(points=(*self._found.points, point))
         self._say(
-            f"{point.parallel:<11}{world.size} ranks on {count} nodes: {point.samples_per_second:.4g} samples/s, "
+            f"{point.parallel:<11}ranks {world.size}, nodes {count}: {point.samples_per_second:.4g} samples/s, "
             f"micro {micro} x accumulation {point.accumulation}"
         )
 

@@ -1,0 +1,152 @@
+"""tune: measure how large the batch may be, how many nodes are worth it, and how ranks should share the model."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slurmddp.commands import options as opt
+from slurmddp.commands.check.nodes import end_of
+from slurmddp.commands.new_file import write_new
+from slurmddp.commands.run import run_foreground
+from slurmddp.errors import ExternalError, UserError
+from slurmddp.job.plan.model import Plan
+from slurmddp.job.resolve import Request
+from slurmddp.job.types import mebibytes
+from slurmddp.launch.prepare import Prepared, prepare
+from slurmddp.launch.submit import submit
+from slurmddp.records.tuning import REQUEST, RESULT, Order, Tuned, read
+from slurmddp.render.documents import job_yaml
+from slurmddp.report import tuning
+from slurmddp.run.cause import find_cause
+from slurmddp.run.gate import own
+from slurmddp.run.layout import RunFolder
+from slurmddp.shared.files import text_or_empty
+from slurmddp.styled import labelled
+from slurmddp.visible import one_line
+
+#: What the measurement changes of the job: DEFAULTS give way to the user's own options, CHANGES do not.
+DEFAULTS = (("resources.time", "30m"),)
+CHANGES = (
+    ("recovery.requeue", "never"), ("recovery.no_progress", "1"), ("timeouts.hang", "null"),
+    ("parallel.replicate", "null"), ("parallel.shard", "1"),
+)  # fmt: skip
+
+
+@opt.job_command()
+def tune(
+    request: Request,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Job file to write  [default: NAME.tuned.yaml]"),
+    ] = None,
+    share: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE", min=0.01, max=1, help="What one more node has to bring, as a share of the first one"
+        ),
+    ] = 0.5,
+    margin: Annotated[
+        float, typer.Option(metavar="SHARE", min=0, max=0.9, help="Share of the memory that stays free")
+    ] = 0.1,
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory per rank, such as 8G  [default: the GPU's; of the node's on CPUs]"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that exist")] = False,
+    as_json: opt.Json = False,
+) -> None:
+    """Measure in minutes how large the batch may be, how many nodes are worth it, and what the limit is.
+
+    Runs here if this is an allocation or a machine without Slurm, else as one short job. Writes a job file with the
+    choice and its reasons, and a page with a chart. Exit codes: 0 measured, 1 not or in part, 2 a mistake."""
+    options = [*_options(DEFAULTS), *request.options, *_options(CHANGES)]
+    measured = replace(request, options=options)
+    here = prepare(replace(measured, inside=True), strict=False).plan
+    inside = "SLURM_JOB_ID" in os.environ or not here.site.queues
+    prepared = prepare(replace(measured, inside=inside))
+    file = output or Path(f"{prepared.plan.job.name}.tuned.yaml")
+    page = file.with_suffix(".html")
+    for path in () if force else (file, page):
+        if path.exists():
+            raise UserError(f"{path} exists", todo="choose another name with -o, or add --force")
+    if prepared.plan.program.own:
+        raise UserError(
+            "tune measures bundled tasks and tasks of your own (train.task), not scripts yet",
+            todo="slurmddp run train.py, then slurmddp report last: it shows what a step spends on data and network",
+        )
+    opt.show_notes(prepared)
+    order = Order(margin, _memory(memory, prepared.plan))
+    prepared = prepared._replace(files={REQUEST: order.text()})
+    folder, failed = _run(prepared, quiet=as_json) if inside else _submit(prepared)
+    tuned = _result(folder)
+    if tuned is None or not tuned.points:
+        raise ExternalError(f"nothing was measured: {failed or 'no result'}")
+    verdict = tuning.judge(tuned, share)
+    if failed:
+        tuned = tuned._replace(notes=(*tuned.notes, f"not all was measured: {failed}"))
+    chosen = replace(request, inside=inside).adding(
+        *((key, value, "slurmddp tune") for key, value in verdict.choice.options.items())
+    )
+    write_new(file, _job_file(prepare(chosen, strict=False), verdict), force=force)
+    write_new(page, tuning.html(tuned, verdict, f"Tuning of {prepared.plan.job.name}"), force=force)
+    answer = {**verdict.as_dict(tuned), "run": folder.id, "job_file": str(file), "page": str(page)}
+    opt.show(as_json, answer, [one_line(line) for line in tuning.lines(tuned, verdict)])
+    opt.say(f"job     {file}\npage    {page}")
+    if failed:
+        opt.say(labelled("warning", f"not all was measured: {failed}"))
+        raise typer.Exit(1)
+
+
+def _options(changes: tuple[tuple[str, str], ...]) -> list[tuple[str, str, str]]:
+    return [(key, value, f"the {key} of tune") for key, value in changes]
+
+
+def _memory(text: str | None, plan: Plan) -> int | None:
+    """Return the bytes that a rank may have, if they are known here: a GPU's are known there. Raises UserError."""
+    if text is not None:
+        try:
+            return int(mebibytes(text)) << 20
+        except ValueError as error:
+            raise UserError(f"--memory {text!r} {error}") from None
+    layout, ranks = plan.layout, plan.nodes.ranks_per_node
+    if layout.gpus_per_node or not layout.mem_per_node or not ranks:
+        return None
+    return (layout.mem_per_node << 20) // ranks
+
+
+def _run(prepared: Prepared, *, quiet: bool) -> tuple[RunFolder, str]:
+    code, folder = run_foreground(prepared, quiet=quiet)
+    return folder, _why(folder) if code else ""
+
+
+def _submit(prepared: Prepared) -> tuple[RunFolder, str]:
+    folder = own(RunFolder(Path(submit(prepared).run_folder)), to="cancel it")
+    opt.say(f"run     {folder.id} (Ctrl-C cancels it)")
+    state = end_of(folder)
+    return folder, "" if state.state == "done" else _why(folder)
+
+
+def _why(folder: RunFolder) -> str:
+    cause = find_cause(folder, None)
+    return one_line(cause.line_with_log()) if cause else f"the log is {folder.job_log}"
+
+
+def _result(folder: RunFolder) -> Tuned | None:
+    """Return what rank 0 wrote; None if it wrote nothing. Raises ExternalError if that cannot be read."""
+    text = text_or_empty(folder.path / RESULT)
+    try:
+        return read(text) if text else None
+    except ValueError as error:
+        raise ExternalError(f"{folder.path / RESULT} {error}") from error
+
+
+def _job_file(prepared: Prepared, verdict: tuning.Verdict) -> str:
+    """Return the job with the choice, its reasons above it."""
+    reasons = [f"# - {one_line(reason)}" for reason in verdict.choice.reasons]
+    head = ["# Written by slurmddp tune. You can submit this file as it is. Why these values:", *reasons]
+    return "\n".join([*head, job_yaml(prepared.resolved, prepared.plan).partition("\n")[2]])

@@ -1,0 +1,114 @@
+"""`slurmddp tune`: what it asks of the ranks, what it writes, what it refuses. The ranks are a stand-in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from slurmddp.records.tuning import Point, Trial, Tuned
+from slurmddp.shared.files import read_json
+from tests.helpers import Desk, Result
+
+Cli = Callable[..., Result]
+
+JOB = """\
+name: gpt
+site: here
+resources: {ranks_per_node: 2}
+train: {task: lm, data: {path: data}, batch: {global: 16, micro: 1}}
+parallel: {shard: 2}
+"""
+MEASURED = Tuned(
+    "cpu", 16, 0.1, None, 4000, 8000, {"off": 30},
+    (Trial(4, False, True, 90.0, 5000), Trial(8, False, True, 99.0, 9000)),
+    (
+        Point(1, 1, 90.0, "DDP", 8, 2, False, {"backward": 0.1}),
+        Point(1, 2, 160.0, "DDP", 8, 1, False, {"backward": 0.1, "network": 0.02}),
+        Point(1, 2, 120.0, "FSDP", 8, 1, False, {"backward": 0.1, "network": 0.08}),
+    ),
+    1000.0, notes=("a note",),
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def ready(desk: Desk) -> None:
+    desk.write("data/a.txt", "text")
+    desk.write("job.yaml", JOB)
+    desk.write("measured.json", json.dumps(MEASURED.write()))
+    give(desk, f"cp {desk.project}/measured.json $SLURMDDP_RUN/tuned.json")
+
+
+def give(desk: Desk, command: str) -> None:
+    """Let the ranks do this and no more."""
+    desk.program("ranks", f"#!/bin/bash\n[[ $1 == import ]] || {command}\n")
+    desk.environment["SLURMDDP_CONTAINER__PYTHON"] = str(desk.bin / "ranks")
+
+
+def test_a_job_file_with_the_choice_and_its_reasons_is_written(desk: Desk, cli: Cli) -> None:
+    done = cli("tune", "job.yaml")
+    assert done.code == 0, done.err
+    assert "PARALLEL" in done.out and "choice\n  2 ranks: " in done.out and "note: a note" in done.out
+    text = (desk.project / "gpt.tuned.yaml").read_text()
+    reasons = [line for line in text.splitlines() if line.startswith("# - ")]
+    assert reasons[0].startswith("# - 2 ranks: ") and any("DDP, not FSDP: 160 against 120" in each for each in reasons)
+    job = desk.resolve_file(desk.project / "gpt.tuned.yaml").job
+    assert (job.train.batch.global_, job.train.batch.micro, job.parallel.shard) == (16, 8, 1)
+    assert (job.resources.ranks_per_node, job.recovery.requeue, job.timeouts.hang) == (2, "auto", 120)
+    assert "Tuning of gpt" in (desk.project / "gpt.tuned.html").read_text()
+
+
+def test_ranks_are_asked_to_measure_without_shards_and_only_once(desk: Desk, cli: Cli) -> None:
+    assert cli("tune", "job.yaml", "--memory", "2G", "--margin", "0.2").code == 0
+    (run,) = (desk.project / "runs").iterdir()
+    assert read_json(run / "tune.json", run) == {"margin": 0.2, "memory": 2 * 2**30}
+    asked = read_json(run / "job.json", run)
+    assert asked["parallel"] == {"replicate": None, "shard": 1} and asked["timeouts"]["hang"] is None
+
+
+def test_json_names_what_was_written(desk: Desk, cli: Cli) -> None:
+    done = cli("tune", "job.yaml", "--json", "-o", "other.yaml")
+    answer = json.loads(done.out)
+    assert (answer["job_file"], answer["page"], answer["beyond"]) == ("other.yaml", "other.html", None)
+    assert answer["choice"]["options"]["train.batch.micro"] == "8"
+
+
+def test_files_that_exist_are_kept_unless_forced(desk: Desk, cli: Cli) -> None:
+    desk.write("gpt.tuned.html", "mine")
+    refused = cli("tune", "job.yaml")
+    assert refused.code == 2 and "gpt.tuned.html exists" in refused.err
+    assert not (desk.project / "runs").exists()
+    assert cli("tune", "job.yaml", "--force").code == 0
+    assert "Tuning" in (desk.project / "gpt.tuned.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("job.yaml", "--memory", "8"), "--memory '8' must be an amount of memory with a unit"),
+        (("missing.yaml",), "missing.yaml"),
+        (("job.yaml", "--set", "train.batch.micro=x"), "train.batch.micro"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(desk: Desk, cli: Cli, words: tuple[str, ...], text: str) -> None:
+    done = cli("tune", *words)
+    assert done.code == 2 and text in done.err and "Traceback" not in done.err
+    assert not (desk.project / "runs").exists()
+
+
+def test_a_measurement_that_failed_in_part_is_shown_and_is_a_failure(desk: Desk, cli: Cli) -> None:
+    give(desk, f"{{ cp {desk.project}/measured.json $SLURMDDP_RUN/tuned.json; exit 1; }}")
+    done = cli("tune", "job.yaml")
+    assert done.code == 1 and "note: not all was measured: " in done.out
+    assert (desk.project / "gpt.tuned.yaml").exists()
+
+
+def test_without_any_result_nothing_is_written(desk: Desk, cli: Cli) -> None:
+    give(desk, "exit 1")
+    done = cli("tune", "job.yaml")
+    assert done.code == 1 and "nothing was measured" in done.err
+    give(desk, "echo '{}' >$SLURMDDP_RUN/tuned.json")
+    done = cli("tune", "job.yaml")
+    assert done.code == 1 and "tuned.json is no result of slurmddp tune" in done.err
+    assert not (desk.project / "gpt.tuned.yaml").exists()
