@@ -42,6 +42,7 @@ ELSEWHERE = {
     r"slurmddp --host |export SLURMDDP_HOST": "needs a login node: tests/programs/test_remote.py",
     r"slurmddp debug (shell|port|stacks) ": "needs a running job: tests/cluster/test_observe.py",
     r"slurmddp debug profile ": "needs a running job: tests/cluster/test_training.py",
+    r"slurmddp tune ": "needs PyTorch: tests/runtime/test_tune.py, tests/cluster/test_tune.py",
     r"slurmddp check .*--rehearse": "needs a real Slurm: tests/cluster/test_rehearse.py",
     r"slurmddp check .*--preflight": "needs a real Slurm: tests/cluster/test_network.py",
     r"slurmddp submit train.py --(venv|conda) ": "needs an environment: tests/unit/commands/test_cli_environments.py",
