@@ -9,6 +9,7 @@ import pytest
 
 from slurmddp.records import tuning as records
 from slurmddp.records.tuning import REQUEST, RESULT, Order, Trial, Tuned
+from slurmddp.report.tuning import judge
 from slurmddp.runtime.tune import memory, tuner
 from slurmddp.shared import tuning
 
@@ -22,10 +23,8 @@ def lm(root: Path, order: Order, **changes: Any) -> Run:
     (root / "text").mkdir(parents=True)
     (root / "text/a.txt").write_text(TEXT)
     data = {"path": str(root / "text"), "context": 64}
-    run = Run.create(
-        root, train__task="lm", train__data=data, train__model=MODEL,
-        **{"batch__global": 16, "batch__micro": 2, "checkpoint__at_end": False, **changes},
-    )  # fmt: skip
+    usual = {"train__task": "lm", "train__data": data, "train__model": MODEL, "batch__global": 16, "batch__micro": 2}
+    run = Run.create(root, **{**usual, **changes})
     (root / REQUEST).write_text(order.text())
     return run
 
@@ -129,3 +128,11 @@ def test_which_numbers_of_ranks_are_measured() -> None:
     assert tuner._sizes(["a"] * 4) == [1, 2, 4]
     assert tuner._sizes(["a", "a", "b", "b", "c", "c"]) == [2, 4, 6]
     assert tuner._sizes(["a"]) == [1]
+
+
+def test_a_loader_that_is_slower_than_a_step_is_named_as_the_limit(tmp_path: Path) -> None:
+    found = measured(lm(tmp_path / "run", Order(), train__task="runtime.slow_text:create", batch__global=4), 1)
+    assert found.loader is not None and found.loader < 50
+    verdict = judge(found, 0.5)
+    assert verdict.limit == "data"
+    assert any(reason.startswith("the data loader is the limit") for reason in verdict.choice.reasons)
