@@ -14,6 +14,9 @@ START = "SLURMDDP_START"
 #: What the job says of the saves of a script of the user's own, and of the arguments with which it loads one: an object
 #: of JSON. And the save that this start may load, which slurmddp.runtime.agent has chosen.
 RESUME, CHECKPOINT = "SLURMDDP_RESUME", "SLURMDDP_CHECKPOINT"
+#: The folder of the file in which the ranks of one start meet: nobody else can enter it. Set on one node only, by the
+#: agent, or by node.sh with launch.mode srun.
+STORE = "SLURMDDP_STORE"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,11 +14,9 @@ from typing import Any, BinaryIO, NoReturn
 
 import torch
 
+from slurmddp.runtime.environment import STORE
 from slurmddp.runtime.errors import UserError
 
-#: The folder of the file in which the ranks of one start meet: nobody else can enter it. Set on one node only, by the
-#: agent, or by node.sh with launch.mode srun.
-STORE = "SLURMDDP_STORE"
 #: Makes the store of `env://` and `tcp://`: torch 2.2 to 2.15. `register_rendezvous_handler` refuses both names.
 _MAKER = "_create_c10d_store"
 

@@ -253,11 +253,20 @@ def test_module_and_arguments_with_which_it_resumes(tmp_path: Path) -> None:
 def test_what_is_never_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], why: str) -> None:
     told: list[NotForked] = []
     monkeypatch.setenv(forking.WANTED, "1")
-    forking.start(words, tmp_path / "events.jsonl", told.append)
+    assert forking.template(words, tmp_path / "events.jsonl", told.append) is None
     assert len(told) == 1 and why in told[0].why
     monkeypatch.delenv(forking.WANTED)
-    forking.start(words, tmp_path / "events.jsonl", told.append)
+    assert forking.template(words, tmp_path / "events.jsonl", told.append) is None
     assert len(told) == 1
+
+
+def test_the_agent_starts_its_template_before_it_imports_torch() -> None:
+    """Both imports take as long as one, where there are two cores."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, slurmddp.runtime.agent.__main__; print('torch' in sys.modules)"],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "False\n"
 
 
 TRAIN = """\
@@ -307,10 +316,10 @@ def agent_of(tmp_path: Path, word: str) -> "Iterator[subprocess.Popen[bytes]]":
     key.touch(0o600)
     key.write_bytes(os.urandom(64))
     with environment(tmp_path, SLURMDDP_FORK="1", SLURMDDP_ATTEMPT="0", SLURMDDP_NODE="here", SLURMDDP_OBSERVE="{}"):
-        os.environ.update(SLURMDDP_RUN=str(tmp_path), SLURMDDP_RENDEZVOUS_ID="x")
+        os.environ.update(SLURMDDP_RUN=str(tmp_path), SLURMDDP_RENDEZVOUS_ID=str(tmp_path))
         command = [sys.executable, "-m", "slurmddp.runtime.agent", str(tmp_path), "--nnodes=1", "--nproc-per-node=2"]
-        command += ["--max-restarts=5", "--rdzv-backend=slurmddp-c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id=x"]
-        command += ["--rdzv-conf=is_host=1", "-m", "slurmddp.runtime.begin", "train.py", word]
+        command += ["--max-restarts=5", "--rdzv-backend=slurmddp-c10d", "--rdzv-endpoint=localhost:0"]
+        command += [f"--rdzv-id={tmp_path}", "--rdzv-conf=is_host=1", "-m", "slurmddp.runtime.begin", "train.py", word]
         with (tmp_path / "log").open("w") as log:
             agent = subprocess.Popen(command, stdout=log, stderr=log)
     try:
@@ -344,8 +353,8 @@ def test_agent_forks_ranks_again_and_starts_them_where_it_cannot(tmp_path: Path,
             told = [rank_told(tmp_path, agent, start, rank) for rank in range(2)]
             signatures += [words[1] for words in told]
             if start == 0:
-                assert [rank.number for rank in ranks.ranks_of("x")] == [0, 1]
-                assert {str(rank.pid) for rank in ranks.ranks_of("x")} == {words[0] for words in told}
+                assert [rank.number for rank in ranks.ranks_of(str(tmp_path))] == [0, 1]
+                assert {str(rank.pid) for rank in ranks.ranks_of(str(tmp_path))} == {words[0] for words in told}
             if start == 1 and fault == "template":
                 os.kill(template_of(agent.pid), signal.SIGKILL)
             if start < 2:

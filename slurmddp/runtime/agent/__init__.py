@@ -5,6 +5,7 @@ is. Here, everything that agents tell each other is signed with the run's key. O
 of the process, and the ranks' store listens on the loopback interface only. docs/security.md says what that holds
 against, and what PyTorch leaves open.
 
+    torchrun.py  the agent itself; what comes before it needs no torch
     signed.py    what agents exchange, signed: rendezvous state, ranks, the address of the ranks' store
     stores.py    the stores, each bound to one address
     handlers.py  torchrun's rendezvous handlers on top of both; which save the ranks of a script may load

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import IO
 
 from slurmddp.records.rank_events import NotForked
-from slurmddp.runtime import begin, torch_private
-from slurmddp.runtime.environment import CHECKPOINT, START
+from slurmddp.runtime import begin
+from slurmddp.runtime.environment import CHECKPOINT, START, STORE
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.journal import read_events
 
@@ -33,7 +33,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _OF_RANK = {
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     *("GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
-    *(START, CHECKPOINT, torch_private.STORE),
+    *(START, CHECKPOINT, STORE),
 }
 
 
@@ -160,14 +160,23 @@ def _adopting() -> Iterator[None]:
         prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def start(words: Sequence[str], events: Path, write: Callable[[NotForked], None]) -> None:
-    """Have torchrun fork this node's ranks, if the job wants it; where it cannot be, write why, and change nothing.
+def template(words: Sequence[str], events: Path, write: Callable[[NotForked], None]) -> Template | None:
+    """Return what this node's ranks are forked from, if the job wants it; where that cannot be, write why.
 
-    words: torchrun's options and the program; events: events.jsonl.
+    It imports torch while this process does. words: torchrun's options and the program; events: events.jsonl.
     """
     if os.environ.get(WANTED) != "1":
-        return
-    current: list[Template] = []
+        return None
+    try:
+        return Template([sys.executable, "-u"], _program(words, events))  # as torchrun calls Python
+    except (NotPossible, OSError) as error:
+        write(NotForked(str(error)))
+        return None
+
+
+def fork_ranks(found: Template, events: Path, write: Callable[[NotForked], None]) -> None:
+    """Have torchrun fork this node's ranks; where it cannot be, write why, and change nothing."""
+    current = [found]
 
     def popen(args: Sequence[str], variables: Mapping[str, str], out: IO[str] | None, err: IO[str] | None) -> object:
         if current and variables.get("LOCAL_RANK") == "0" and _of_script(events):  # the rank has told the reason
@@ -181,11 +190,12 @@ def start(words: Sequence[str], events: Path, write: Callable[[NotForked], None]
             write(NotForked(str(error)))
             return None
 
+    from slurmddp.runtime import torch_private
+
     try:
-        program = _program(words, events)
         torch_private.start_ranks_by(popen)
-        current.append(Template([sys.executable, "-u"], program))  # as torchrun calls Python
-    except (NotPossible, UserError, OSError) as error:
+    except UserError as error:
+        found.close()
         write(NotForked(str(error)))
 
 

@@ -30,11 +30,10 @@ from slurmddp.records.rank_events import RanksStopped
 from slurmddp.runtime import torch_private
 from slurmddp.runtime.agent import stores
 from slurmddp.runtime.agent.signed import SignedBackend, SignedStore
-from slurmddp.runtime.environment import CHECKPOINT, RESUME, START, earlier_checkpoints
+from slurmddp.runtime.environment import CHECKPOINT, RESUME, START, STORE, earlier_checkpoints
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.journal import Events, read_events
 from slurmddp.runtime.signing import Key
-from slurmddp.runtime.torch_private import STORE
 from slurmddp.shared.run_folder import RunFolder
 
 C10D, STATIC = "slurmddp-c10d", "slurmddp-static"
