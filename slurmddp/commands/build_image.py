@@ -31,6 +31,7 @@ from slurmddp.images.provenance import writing
 from slurmddp.launch.build_on_node import HERE, Asked, BuildJob, ask, end, follow
 from slurmddp.launch.image import commit_of, image_of_job, rules_of, wanted_image
 from slurmddp.render.engine import render
+from slurmddp.styled import exact
 
 _SCRIPT = "build.sh"
 
@@ -249,7 +250,7 @@ def build_image(
         }  # fmt: skip
         batch = OnNode(request, given, site, os.environ, allow_files)
     if dry_run:
-        typer.echo(batch.preview(opt.say) if on_node else preview(request, opt.say).definition, nl=False)
+        typer.echo(exact(batch.preview(opt.say) if on_node else preview(request, opt.say).definition), nl=False)
     elif on_node:
         _tell_built(*batch.build(opt.say), as_json=as_json)
     else:

@@ -77,6 +77,11 @@ class Command(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write(_parameters(self, ctx), formatter)
 
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the example in one line, to be pasted."""
+        if self.epilog:
+            formatter.write(f"\n  {self.epilog}\n")
+
 
 def _command(function: Callable[..., Any], name: str | None, epilog: str | None, *, hidden: bool = False) -> Any:
     alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

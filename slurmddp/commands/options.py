@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slurmddp.errors import UserError
-from slurmddp.styled import join, labelled
+from slurmddp.styled import exact, join, labelled
 
 if TYPE_CHECKING:
     from slurmddp.job.resolve import Request
@@ -229,7 +229,7 @@ def json_text(value: Any) -> str:
     """Return a result as JSON. The keys that each `as_dict` gives are stable."""
     import json
 
-    return json.dumps(value)
+    return exact(json.dumps(value))
 
 
 def show(as_json: bool, facts: Any, text: str | Iterable[str]) -> None:

@@ -8,6 +8,7 @@ import typer
 
 from slurmddp.job.schema import schema_text
 from slurmddp.launch.schemas import schema_file
+from slurmddp.styled import exact
 
 
 def schema(
@@ -15,4 +16,4 @@ def schema(
     path: Annotated[bool, typer.Option("--path", help="Print the path of a file with the schema instead")] = False,
 ) -> None:
     """Print the JSON Schema of job, site or recipe files, for editors and other programs."""
-    typer.echo(schema_file(kind) if path else schema_text(kind), nl=path)
+    typer.echo(schema_file(kind) if path else exact(schema_text(kind)), nl=path)

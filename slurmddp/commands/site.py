@@ -28,7 +28,7 @@ from slurmddp.sites.draft.write import Target
 from slurmddp.sites.host import this_host
 from slurmddp.sites.problems import problems
 from slurmddp.sites.select import select
-from slurmddp.styled import columns
+from slurmddp.styled import columns, exact
 from slurmddp.visible import one_line
 
 #: What differs between any two profiles, and says nothing about the clusters.
@@ -194,7 +194,7 @@ def show(
     if as_json:
         typer.echo(opt.json_text(site_dict(catalogue, name, explain=explain)))
     else:
-        typer.echo(site_explained(catalogue, name) if explain else site_page(catalogue, name))
+        typer.echo(site_explained(catalogue, name) if explain else exact(site_page(catalogue, name)))
 
 
 def diff(a: Name, b: Name, as_json: opt.Json = False) -> None:
@@ -305,7 +305,7 @@ def init(
         file = path and str(path)
         typer.echo(opt.json_text({"file": file, "site": site, "profile": text, "notes": notes, "next": next_}))
     elif path is None:
-        typer.echo(text, nl=False)
+        typer.echo(exact(text), nl=False)
     else:
         for line in (f"wrote {path}", *(f"note: {note}" for note in target.notes(path))):
             opt.say(line)

@@ -41,7 +41,7 @@ from slurmddp.run.ledger import Ledger
 from slurmddp.run.metrics import spread
 from slurmddp.shared.files import write_whole
 from slurmddp.shared.units import short
-from slurmddp.styled import join
+from slurmddp.styled import exact, join
 from slurmddp.visible import one_line
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -169,7 +169,7 @@ def status(
     if prometheus and output:
         write_whole(output, prometheus_text(run_status, _ledger(run_status)))
     elif prometheus:
-        typer.echo(prometheus_text(run_status, _ledger(run_status)), nl=False)
+        typer.echo(exact(prometheus_text(run_status, _ledger(run_status))), nl=False)
     elif time:
         _show_time(run_status, as_json=as_json)
     elif not (watch and as_json):

@@ -33,7 +33,7 @@ from slurmddp.render.plain import missing, plain_script
 from slurmddp.report.plan import cost_line, nodes_text, plan_facts, program_text, workdir_text
 from slurmddp.run import snapshot
 from slurmddp.run.layout import RunFolder
-from slurmddp.styled import labelled
+from slurmddp.styled import exact, join, labelled
 
 #: Stands for the id of the run, which only a submission makes.
 RUN_ID = "RUN_ID"
@@ -93,7 +93,7 @@ class DryRun(NamedTuple):
             ("directory", workdir_text(plan)),
             ("cost", cost_line(plan).removeprefix("cost: ")),
             ("writes", f"{self.folder.path} (RUN_ID: {plan.job.name}-DATE-TIME-XXXX)"),
-            ("runs", shlex.join(self.command)),
+            ("runs", exact(shlex.join(self.command))),
         ]
         if plan.alerts:
             rows.append(("alerts", ", ".join(target.name for target in plan.alerts.targets)))
@@ -101,7 +101,7 @@ class DryRun(NamedTuple):
 
 
 def _table(rows: list[tuple[str, str]]) -> str:
-    return "\n".join(f"{name:<10}{text}" for name, text in rows)
+    return join("\n", (f"{name:<10}" + text for name, text in rows))
 
 
 def dry_run_of(prepared: Prepared, refused: UserError | None = None) -> DryRun:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TextIO, cast
 
-from slurmddp.styled import Style, Styled
+from slurmddp.styled import Style, Styled, fold, join
 from slurmddp.visible import visible, with_colours
 
 #: Bytes of a log that are written together.
@@ -29,6 +29,8 @@ class _Guarded:
 
     def write(self, text: str) -> int:
         Progress.give_way(text)
+        if self.below.isatty() and (width := _width(self.below)):
+            text = join("\n", fold(text, width))
         return self.below.write("".join(_pieces(text, coloured=_has_colours(self.below))))
 
     def writelines(self, lines: list[str]) -> None:
@@ -59,6 +61,14 @@ def _commands_work(stream: TextIO) -> bool:
 
 def _has_colours(stream: TextIO) -> bool:
     return not os.environ.get("NO_COLOR") and _commands_work(stream)
+
+
+def _width(stream: TextIO) -> int:
+    """Return the columns of a terminal; 0 if it does not say."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except OSError:  # the terminal has gone
+        return 0
 
 
 def _pieces(text: str, *, coloured: bool, room: int | None = None) -> Iterator[str]:
@@ -139,10 +149,7 @@ class Progress:
                     self._draw(f"{self._text}, {seconds // 60}:{seconds % 60:02d}")
 
     def _draw(self, text: str) -> None:
-        try:
-            columns = os.get_terminal_size(self._stream.fileno()).columns or 80
-        except OSError:  # the terminal has gone
-            return
+        columns = _width(self._stream) or 80
         self._write(f"\r{visible(text).replace(chr(10), ' ')[: columns - 1]}\x1b[K")
         self._drawn = True
 
@@ -183,10 +190,11 @@ class Screen:
         return self
 
     def show(self, lines: Sequence[str]) -> None:
-        """Show these lines, cut to what the terminal has room for."""
+        """Show as many of these lines as the terminal has room for."""
         size = shutil.get_terminal_size()
         coloured = _has_colours(self._stream)
-        shown = ("".join(_pieces(line, coloured=coloured, room=size.columns - 1)) for line in lines[: size.lines - 1])
+        folded = fold(join("\n", lines), size.columns - 1)[: size.lines - 1]
+        shown = ("".join(_pieces(line, coloured=coloured, room=size.columns - 1)) for line in folded)
         self._write("\x1b[H" + "".join(line.replace("\n", " ") + "\x1b[K\n" for line in shown) + "\x1b[J")
 
     def __exit__(self, *error: object) -> None:

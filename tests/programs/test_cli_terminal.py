@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,11 +47,12 @@ def test_colours_pass_where_they_may_and_end() -> None:
 
 
 def on_terminal(
-    desk: Desk, *arguments: str, look: Callable[[bytes], object] = len, **variables: str
+    desk: Desk, *arguments: str, look: Callable[[bytes], object] = len, columns: int = 0, **variables: str
 ) -> tuple[bytes, int]:
     """What `slurmddp ARGUMENTS` writes to a terminal, both its streams, and its exit code. look: gets what is written
-    so far, after each write."""
+    so far, after each write. columns: of the terminal; 0: it does not say."""
     ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     command = [sys.executable, "-m", "slurmddp", *arguments]
     environment = {**desk.environment, **variables}
     child = subprocess.Popen(command, cwd=desk.project, env=environment, stdout=theirs, stderr=theirs)
@@ -164,6 +168,43 @@ def test_states_and_errors_have_colours_on_a_terminal_only(desk: Desk, run: Path
         piped = desk.command(*command, TERM="xterm")
         assert sorted(AGE.sub("", piped.out + piped.err).splitlines()) == sorted(AGE.sub("", plain).splitlines())
     assert f"{RED}no" not in on_terminal(desk, "status", f"{RED}no", TERM="xterm")[0].decode(), "a colour of others"
+
+
+#: The end of a line that is no place for a break: a command to paste, or a path.
+UNBROKEN = re.compile("(?:(?:slurmddp|sbatch) .*|[^ ]+)$")
+
+
+def test_sixty_columns_cut_no_word_and_no_command(desk: Desk) -> None:
+    """What a wider line has stands in lines of 60 columns, in the same order, but for paths and what is pasted."""
+    desk.program("sbatch", SBATCH)
+    desk.write("train.py", "import torch\n")
+    ranks = desk.program("ranks", f"#!/bin/bash\n[[ $1 != -c ]] || exit 0\necho 'ValueError:{' long' * 20}'\nexit 1\n")
+    desk.command("run", "train.py", "--site", "here", "--quiet", "--set", f"container.python={ranks}")
+    (failed,) = (desk.project / "runs").iterdir()
+    (failed / "checkpoints" / "step-00000001").mkdir(parents=True)
+    desk.write("x.sif", "#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0and the rest")
+    desk.write("job.yaml", "site: cores\ntrain: {script: train.py}\nresources: {nodes: 2, time: 1h}\n")
+    desk.write("batch.sh", "#!/bin/bash\n#SBATCH --ntasks-per-node=4\nsrun torchrun --nproc_per_node=4 train.py\n")
+    reason = ("--reason", "a slow disk which makes all ranks wait")
+    commands = [
+        ("submit", "job.yaml"), ("submit", "job.yaml", "--dry-run"), ("submit", "job.yaml", "--plain", "--dry-run"),
+        ("runs",), ("status", failed.name), ("status", failed.name, "--time"), ("doctor", failed.name),
+        ("check", "job.yaml"), ("check", "batch.sh"), ("check", "job.yaml", "--per-node"), ("image", "list", "."),
+        ("image", "inspect", "x.sif"), ("clean",), ("site",), ("site", "leonardo"), ("site", "gpus", "--explain"),
+        ("site", "diff", "leonardo", "snellius"), ("site", "bad-nodes", "--site", "gpus", "--add", "node17", *reason),
+        ("checkpoint", "list", failed.name), ("checkpoint", "verify", failed.name), ("submit", "--help"), ("--help",),
+        ("sweep", "job.yaml", "--grid", "args.lr=1,2"), ("resume", failed.name), ("status", "no"), ("runs", "--json"),
+    ]  # fmt: skip
+    for command in commands:
+        shown = on_terminal(desk, *command, columns=60, TERM="xterm")[0].decode()
+        text = re.sub("\x1b\\[[0-9;]*m", "", shown)
+        script = {"--dry-run", "--per-node", "--json", "leonardo"} & {*command}
+        if not script:
+            for line in text.splitlines():
+                assert len(line) <= 60 or len(UNBROKEN.findall(line)[0]) > 46, (command, line, text)
+        piped = desk.command(*command)
+        if command[0] not in ("submit", "sweep", "runs", "clean") and not {"bad-nodes", "--help"} & {*command}:
+            assert sorted(text.split()) == sorted((piped.out + piped.err).split()), command
 
 
 def test_a_watched_status_has_colours_too(desk: Desk, run: Path) -> None:

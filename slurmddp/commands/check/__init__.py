@@ -21,7 +21,7 @@ from slurmddp.launch.problems import driver_verdict
 from slurmddp.launch.write import write_rendered
 from slurmddp.render.per_node import node_commands
 from slurmddp.report.plan import plan_report
-from slurmddp.styled import join, labelled
+from slurmddp.styled import exact, join, labelled
 
 _NODES = "On the cluster's nodes"
 _SCRIPT = "Batch scripts that slurmddp did not write"
@@ -159,7 +159,7 @@ def _show_part(prepared: Prepared, write: Path | None, explain: str | None, head
         for path in write_rendered(prepared, write, opt.say):
             typer.echo(path)
     else:
-        typer.echo("\n".join(node_commands(prepared.plan, head, port)))
+        typer.echo(exact("\n".join(node_commands(prepared.plan, head, port))))
 
 
 def _check_job(request: Request, *, partitions: bool, mtbf: float | None, as_json: bool) -> set[str]:

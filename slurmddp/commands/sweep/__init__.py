@@ -280,7 +280,7 @@ group = App(
     epilog="Start here: slurmddp sweep job.yaml --grid train.seed=0..4",
     cls=_Group,
 )
-group.add(submit, example="slurmddp sweep job.yaml --grid train.optimizer.lr=1e-3,3e-4 --at-most 2")
+group.add(submit, example="slurmddp sweep job.yaml --grid args.lr=1e-3,3e-4 --at-most 2")
 group.add(status, example="slurmddp sweep status last")
 group.add(rerun, example="slurmddp sweep rerun last")
 group.add(best, example="slurmddp sweep best last --metric validation_loss")
