@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Annotated
 
 import typer
 
@@ -30,17 +29,12 @@ def alert_test(request: Request, as_json: opt.Json = False) -> None:
 
 
 def watch(
-    runs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="RUN", help="Runs to watch, as for status  [default: all]", autocompletion=opt.run_names
-        ),
-    ] = None,
-    every: Annotated[int, typer.Option(min=1, metavar="SECONDS", help="Interval between checks")] = 20,
-    once: Annotated[
-        bool, typer.Option("--once", help="Check once, then exit (exit code 1: some alerts were not sent)")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per check that found any")] = False,
+    runs: list[str] | None = opt.argument(
+        "RUN", "Runs to watch, as for status  [default: all]", complete=opt.run_names
+    ),
+    every: int = opt.value("SECONDS", "Interval between checks", default=20, min=1),
+    once: bool = opt.flag("--once", "Check once, then exit (exit code 1: some alerts were not sent)"),
+    as_json: bool = opt.flag("--json", "Print a JSON object per check that found any"),
 ) -> None:
     """Send the alerts of runs whose nodes have no internet, until Ctrl-C."""
     named = [find_run(run, os.environ) for run in runs or ()]

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -180,55 +179,27 @@ def _submit(slurm: Slurm, script: str, log: Path, cwd: Path) -> JobId:
 
 
 def build_image(
-    target: Annotated[
-        Path | None, typer.Argument(metavar="IMAGE.sif", help="Image to build  [default: images/NAME-HASH.sif]")
-    ] = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|FILE", help="Recipe: ngc-pytorch, ngc-pytorch-ofed, cpu-debian, or a file"),
-    ] = None,
-    base: Annotated[
-        str | None, typer.Option(metavar="BASE", help="NGC release (25.04), docker://REF, a .sif, or a root folder")
-    ] = None,
-    apt: Annotated[list[str] | None, typer.Option(metavar="PACKAGE", help="Install with apt; may be repeated")] = None,
-    pip: Annotated[list[str] | None, typer.Option(metavar="PACKAGE", help="Install with pip; may be repeated")] = None,
-    requirements: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Install a requirements file with pip")
-    ] = None,
-    job: Annotated[
-        Path | None,
-        typer.Option(metavar="JOB.yaml", help="Take container.recipe, base, pip and image from a job file"),
-    ] = None,
-    dockerfile: Annotated[Path | None, typer.Option(metavar="FILE", help="Convert a Dockerfile")] = None,
-    context: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Build context  [default: the folder of the Dockerfile]"),
-    ] = None,
-    build_arg: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Set an ARG of the Dockerfile; may be repeated")
-    ] = None,
-    secret: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="id=NAME,src=FILE",
-            help="Give a secret to RUN --mount=type=secret; or id=NAME,env=VARIABLE. It does not stay in the image.",
-        ),
-    ] = None,
-    stage: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Dockerfile stage to build  [default: the last]")
-    ] = None,
-    allow_files: Annotated[
-        bool, typer.Option("--allow-files", help="Allow a recipe to copy files from outside its folder")
-    ] = False,
+    target: Path | None = opt.argument("IMAGE.sif", "Image to build  [default: images/NAME-HASH.sif]"),
+    recipe: str | None = opt.value("NAME|FILE", "Recipe: ngc-pytorch, ngc-pytorch-ofed, cpu-debian, or a file"),
+    base: str | None = opt.value("BASE", "NGC release (25.04), docker://REF, a .sif, or a root folder"),
+    apt: list[str] | None = opt.value("PACKAGE", "Install with apt; may be repeated"),
+    pip: list[str] | None = opt.value("PACKAGE", "Install with pip; may be repeated"),
+    requirements: str | None = opt.value("FILE", "Install a requirements file with pip"),
+    job: Path | None = opt.value("JOB.yaml", "Take container.recipe, base, pip and image from a job file"),
+    dockerfile: Path | None = opt.value("FILE", "Convert a Dockerfile"),
+    context: Path | None = opt.value("DIR", "Build context  [default: the folder of the Dockerfile]"),
+    build_arg: list[str] | None = opt.value("NAME=VALUE", "Set an ARG of the Dockerfile; may be repeated"),
+    secret: list[str] | None = opt.value(
+        "id=NAME,src=FILE",
+        "Give a secret to RUN --mount=type=secret; or id=NAME,env=VARIABLE. It does not stay in the image.",
+    ),
+    stage: str | None = opt.value("NAME", "Dockerfile stage to build  [default: the last]"),
+    allow_files: bool = opt.flag("--allow-files", "Allow a recipe to copy files from outside its folder"),
     site: opt.Site = None,
-    update: Annotated[
-        bool, typer.Option("--update", help="Check whether the base tag now points to a new digest")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Build even if no input has changed, and replace the image")
-    ] = False,
-    on_node: Annotated[bool, typer.Option("--on-node", help="Build in a batch job and follow its log")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the definition file; build nothing")] = False,
+    update: bool = opt.flag("--update", "Check whether the base tag now points to a new digest"),
+    force: bool = opt.flag("--force", "Build even if no input has changed, and replace the image"),
+    on_node: bool = opt.flag("--on-node", "Build in a batch job and follow its log"),
+    dry_run: bool = opt.flag("--dry-run", "Print the definition file; build nothing"),
     as_json: opt.Json = False,
 ) -> None:
     """Build an image with Apptainer or Singularity. Skip the build if no input has changed."""

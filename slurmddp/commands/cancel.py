@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
 
 import typer
 
@@ -19,8 +18,8 @@ from slurmddp.run.state import next_commands
 
 def cancel(
     run: Run = LAST,
-    now: Annotated[bool, typer.Option("--now", help="Cancel at once, with no time to save")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has exited")] = False,
+    now: bool = opt.flag("--now", "Cancel at once, with no time to save"),
+    wait: bool = opt.flag("--wait", "Wait until the job has exited"),
     yes: Yes = False,
     as_json: opt.Json = False,
 ) -> None:

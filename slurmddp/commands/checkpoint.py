@@ -145,13 +145,11 @@ def verify(run: Run = LAST, step: Step = None, as_json: opt.Json = False) -> Non
 
 
 def prune(
-    keep: Annotated[int, typer.Option(min=1, metavar="N", help="Keep the N newest good checkpoints")],
+    keep: int = opt.value("N", "Keep the N newest good checkpoints", default=..., min=1),
     run: Run = LAST,
-    keep_every: Annotated[
-        int | None, typer.Option(min=1, metavar="M", help="Also keep checkpoints whose step is a multiple of M")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed; remove nothing")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Prune even while the run is pending or running")] = False,
+    keep_every: int | None = opt.value("M", "Also keep checkpoints whose step is a multiple of M", min=1),
+    dry_run: bool = opt.flag("--dry-run", "Show what would be removed; remove nothing"),
+    force: bool = opt.flag("--force", "Prune even while the run is pending or running"),
     as_json: opt.Json = False,
 ) -> None:
     """Remove old, unfinished and damaged checkpoints of a run, but never the newest good one."""
@@ -171,24 +169,15 @@ def prune(
 
 def export(
     run: Run = LAST,
-    step: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Step of the checkpoint  [default: the newest good one]")
-    ] = None,
-    format_: Annotated[
-        str | None,
-        typer.Option(
-            "--format", metavar="pt|safetensors", help="File format  [default: from the suffix of FILE, else pt]"
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="File to write  [default: model.pt or model.safetensors]"),
-    ] = None,
-    what: Annotated[
-        str,
-        typer.Option(metavar="model|all", help="Export the model's weights, or all tensors of the checkpoint"),
-    ] = "model",
-    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists")] = False,
+    step: int | None = opt.value("N", "Step of the checkpoint  [default: the newest good one]", min=0),
+    format_: str | None = opt.value(
+        "pt|safetensors", "File format  [default: from the suffix of FILE, else pt]", "--format"
+    ),
+    output: Path | None = opt.value(
+        "FILE", "File to write  [default: model.pt or model.safetensors]", "-o", "--output"
+    ),
+    what: str = opt.value("model|all", "Export the model's weights, or all tensors of the checkpoint", default="model"),
+    force: bool = opt.flag("--force", "Replace FILE if it exists"),
     as_json: opt.Json = False,
 ) -> None:
     """Export the weights of a checkpoint to one file. Needs neither PyTorch nor the run's image."""

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import typer
 
@@ -325,33 +325,19 @@ def _clean_images(folder: Path, keep: int, *, yes: bool, as_json: bool) -> None:
 
 
 def clean(
-    runs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="RUN", help="Run ids, job ids, run folders, or last  [default: all]", autocompletion=opt.run_names
-        ),
-    ] = None,
-    older_than: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only runs that wrote nothing since: 12h, 30d, 8w or 2026-11-30")
-    ] = None,
-    state: Annotated[
-        list[str] | None,
-        typer.Option(metavar="STATE", help="Only runs in this state; may be repeated", autocompletion=opt.run_states),
-    ] = None,
-    keep: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Remove only checkpoints; keep the N newest good ones of each run. With --images: keep the N newest "
-            "of each recipe  [default: 1]",
-        ),
-    ] = None,
-    images: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Remove old images that none of your runs uses, in place of runs"),
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
+    runs: list[str] | None = opt.argument(
+        "RUN", "Run ids, job ids, run folders, or last  [default: all]", complete=opt.run_names
+    ),
+    older_than: str | None = opt.value("TIME", "Only runs that wrote nothing since: 12h, 30d, 8w or 2026-11-30"),
+    state: list[str] | None = opt.value("STATE", "Only runs in this state; may be repeated", complete=opt.run_states),
+    keep: int | None = opt.value(
+        "N",
+        "Remove only checkpoints; keep the N newest good ones of each run. With --images: keep the N newest "
+        "of each recipe  [default: 1]",
+        min=0,
+    ),
+    images: Path | None = opt.value("FOLDER", "Remove old images that none of your runs uses, in place of runs"),
+    yes: bool = opt.flag("--yes", "Do not ask"),
     as_json: opt.Json = False,
 ) -> None:
     """List the disk space of your runs, the largest first. With RUN or an option: remove run folders, old checkpoints

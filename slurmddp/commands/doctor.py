@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -124,14 +124,11 @@ def _files(diagnosis: Diagnosis) -> str:
 
 
 def doctor(
-    targets: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="RUN|FILE",
-            help="Run, log files, folders of logs, or - for standard input (default: last)",
-            autocompletion=opt.run_names,
-        ),
-    ] = None,
+    targets: list[str] | None = opt.argument(
+        "RUN|FILE",
+        "Run, log files, folders of logs, or - for standard input (default: last)",
+        complete=opt.run_names,
+    ),
     as_json: opt.Json = False,
 ) -> None:
     """Find the root cause of a failure in the logs of a run, also of one that slurmddp did not start. Exit codes: 0 no

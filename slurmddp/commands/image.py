@@ -108,11 +108,9 @@ Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with the 
 
 
 def inspect(
-    image: Annotated[Path, typer.Argument(metavar="IMAGE.sif", help="Image to inspect")],
-    driver: Annotated[
-        str | None, typer.Option(metavar="VERSION", help="Check whether the image runs with this NVIDIA driver")
-    ] = None,
-    gpu: Annotated[str | None, typer.Option(metavar="TYPE", help="GPU type for that check, such as h100")] = None,
+    image: Path = opt.argument("IMAGE.sif", "Image to inspect", default=...),
+    driver: str | None = opt.value("VERSION", "Check whether the image runs with this NVIDIA driver"),
+    gpu: str | None = opt.value("TYPE", "GPU type for that check, such as h100"),
     as_json: opt.Json = False,
 ) -> None:
     """Show what an image was built from and what it contains, as recorded in its lock file."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -15,10 +14,8 @@ from slurmddp.scripts.imports.write import import_script
 
 
 def import_(
-    script: Annotated[Path, typer.Argument(metavar="FILE.sbatch", help="Batch script that slurmddp did not write")],
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="JOB.yaml", help="File to write; default: stdout")
-    ] = None,
+    script: Path = opt.argument("FILE.sbatch", "Batch script that slurmddp did not write", default=...),
+    output: Path | None = opt.value("JOB.yaml", "File to write; default: stdout", "-o", "--output"),
     site: opt.Site = None,
     as_json: opt.Json = False,
 ) -> None:

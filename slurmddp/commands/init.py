@@ -11,7 +11,7 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import typer
 from pydantic import ValidationError
@@ -311,13 +311,11 @@ def _name(path: Path, script: str | None, task: str | None) -> str:
 
 
 def init(
-    path: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="File to write; it must not exist yet")] = Path(
-        "job.yaml"
-    ),
+    path: Path = opt.argument("JOB.yaml", "File to write; it must not exist yet", default=Path("job.yaml")),
     site: opt.Site = None,
-    script: Annotated[str | None, typer.Option(metavar="FILE", help="Train your own script")] = None,
-    task: Annotated[str | None, typer.Option(metavar="lm|images", help="Train a bundled task")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: take the likeliest of what was found")] = False,
+    script: str | None = opt.value("FILE", "Train your own script"),
+    task: str | None = opt.value("lm|images", "Train a bundled task"),
+    yes: bool = opt.flag("--yes", "Ask nothing: take the likeliest of what was found"),
     as_json: opt.Json = False,
 ) -> None:
     """Write a commented job file from what is found here: the cluster, its partitions and GPUs, your training script,

@@ -7,9 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated
-
-import typer
 
 from slurmddp.api import look
 from slurmddp.commands import options as opt
@@ -163,21 +160,14 @@ class _Asking:
 
 def logs(
     run: Run = LAST,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow the logs until the run is over")] = False,
-    node: Annotated[str | None, typer.Option(metavar="NAME", help="Show only this node")] = None,
-    attempt: Annotated[int | None, typer.Option(min=0, metavar="N", help="Show only this attempt")] = None,
-    rank: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Show only the node of this rank, without lines of other ranks; only for jobs with train.task",
-        ),
-    ] = None,
-    tail: Annotated[
-        int | None, typer.Option("-n", "--tail", min=0, metavar="N", help="Start with the last N lines of each log")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per line")] = False,
+    follow: bool = opt.flag("--follow", "Follow the logs until the run is over", "-f"),
+    node: str | None = opt.value("NAME", "Show only this node"),
+    attempt: int | None = opt.value("N", "Show only this attempt", min=0),
+    rank: int | None = opt.value(
+        "N", "Show only the node of this rank, without lines of other ranks; only for jobs with train.task", min=0
+    ),
+    tail: int | None = opt.value("N", "Start with the last N lines of each log", "-n", "--tail", min=0),
+    as_json: bool = opt.flag("--json", "Print a JSON object per line"),
 ) -> None:
     """Show the logs of a run: job.sh first, then each node, attempt by attempt."""
     folder = find_run(run, os.environ)

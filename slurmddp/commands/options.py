@@ -54,6 +54,28 @@ Resume = Annotated[
 ]
 
 
+def value(metavar: str, help: str, *names: str, default: Any = None, **more: Any) -> Any:
+    """Return an option for a parameter of a command. default: `...` for one that must be given."""
+    return typer.Option(default, *names, metavar=metavar, help=help, **_named(more))
+
+
+def flag(name: str, help: str, *names: str, **more: Any) -> Any:
+    """Return an option without a value."""
+    return typer.Option(False, name, *names, help=help, **_named(more))
+
+
+def argument(metavar: str, help: str, default: Any = None, **more: Any) -> Any:
+    """Return an argument. default: as for `value`."""
+    return typer.Argument(default, metavar=metavar, help=help, **_named(more))
+
+
+def _named(more: dict[str, Any]) -> dict[str, Any]:
+    """Return settings by their names in typer. panel: the heading in the help; complete: returns what a word may be."""
+    return {
+        {"panel": "rich_help_panel", "complete": "autocompletion"}.get(name, name): each for name, each in more.items()
+    }
+
+
 def _setting(
     metavar: str, help: str, *names: str, kind: Any = str | None, panel: str = "Job settings", **more: Any
 ) -> Any:

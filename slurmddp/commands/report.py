@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -47,13 +47,9 @@ def _dict(run: Facts) -> dict[str, Any]:
 
 def report(
     run: Run = LAST,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="File to write, or a folder for RUN.html")
-    ] = None,
-    compare: Annotated[
-        str | None, typer.Option(metavar="RUN2", help="Second run, to compare with", autocompletion=opt.run_names)
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists")] = False,
+    output: Path | None = opt.value("FILE", "File to write, or a folder for RUN.html", "-o", "--output"),
+    compare: str | None = opt.value("RUN2", "Second run, to compare with", complete=opt.run_names),
+    force: bool = opt.flag("--force", "Replace FILE if it exists"),
     as_json: opt.Json = False,
 ) -> None:
     """Write an HTML file about a run: curves, where its time went, faults, network, configuration."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from slurmddp.commands import options as opt
 from slurmddp.commands.run_options import LAST, Run, Yes, confirm
@@ -120,9 +118,7 @@ def _plain(path: Path) -> str:
 
 def rerun(
     run: Run = LAST,
-    workdir: Annotated[
-        str | None, typer.Option(metavar="submit|run|DIR", help="Where your script runs, if not where it ran before")
-    ] = None,
+    workdir: str | None = opt.value("submit|run|DIR", "Where your script runs, if not where it ran before"),
     dry_run: DryRunOption = False,
     yes: Yes = False,
     as_json: opt.Json = False,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -222,13 +222,9 @@ def _where(prepared: Prepared, outer: str | None) -> str:
 def run(
     request: Request,
     resume: opt.Resume = None,
-    ranks: Annotated[
-        int | None, typer.Option(metavar="N", help="Ranks per node  [default: one per GPU]", min=1, max=1024)
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Do not show the output of the ranks")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="At the end, print the status as JSON on stdout; implies --quiet")
-    ] = False,
+    ranks: int | None = opt.value("N", "Ranks per node  [default: one per GPU]", min=1, max=1024),
+    quiet: bool = opt.flag("--quiet", "Do not show the output of the ranks"),
+    as_json: bool = opt.flag("--json", "At the end, print the status as JSON on stdout; implies --quiet"),
 ) -> None:
     """Run a job now, inside an allocation (salloc, a batch job) or on this machine. Ctrl-C cancels it."""
     if ranks is not None:

@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
-
-import typer
+from typing import Any, NamedTuple
 
 from slurmddp.commands import options as opt
 from slurmddp.commands.run_options import send_waiting
@@ -146,20 +144,11 @@ def age_text(seconds: float) -> str:
 
 
 def runs(
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, metavar="N", help="Show the N newest runs")] = 20,
-    state: Annotated[
-        list[str] | None,
-        typer.Option(metavar="STATE", help="Only runs in this state; may be repeated", autocompletion=opt.run_states),
-    ] = None,
-    site: Annotated[
-        str | None, typer.Option(metavar="SITE", help="Only runs of this site", autocompletion=opt.site_names)
-    ] = None,
-    since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only runs submitted since: 12h, 7d, 2w or 2026-11-30")
-    ] = None,
-    sweep: Annotated[
-        str | None, typer.Option(metavar="SWEEP", help="Only runs of this sweep: its id, its folder, or last")
-    ] = None,
+    limit: int = opt.value("N", "Show the N newest runs", "-n", "--limit", default=20, min=1),
+    state: list[str] | None = opt.value("STATE", "Only runs in this state; may be repeated", complete=opt.run_states),
+    site: str | None = opt.value("SITE", "Only runs of this site", complete=opt.site_names),
+    since: str | None = opt.value("TIME", "Only runs submitted since: 12h, 7d, 2w or 2026-11-30"),
+    sweep: str | None = opt.value("SWEEP", "Only runs of this sweep: its id, its folder, or last"),
     as_json: opt.Json = False,
 ) -> None:
     """List your runs, newest last. Says why a pending run waits, and when it should start."""

@@ -184,9 +184,7 @@ def list_sites(as_json: opt.Json = False) -> None:
 
 def show(
     name: Name,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Show each value with its file, line, source and date")
-    ] = False,
+    explain: bool = opt.flag("--explain", "Show each value with its file, line, source and date"),
     as_json: opt.Json = False,
 ) -> None:
     """Show a site profile merged with its bases, and its unverified values."""
@@ -244,7 +242,7 @@ def detect(as_json: opt.Json = False) -> None:
 
 
 def validate(
-    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Site files, or names of site profiles")],
+    files: list[str] = opt.argument("FILE", "Site files, or names of site profiles", default=...),
     as_json: opt.Json = False,
 ) -> None:
     """Check site files, and list all mistakes at once. Exit code: 0 all valid, 2 some mistakes."""
@@ -262,26 +260,16 @@ def validate(
 
 
 def init(
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "-o", "--output", metavar="FILE", help="File to write, or - for stdout  [default: in your site folder]"
-        ),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file")] = False,
-    partition: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Describe only these partitions, separated by commas")
-    ] = None,
-    probe: Annotated[
-        bool,
-        typer.Option(
-            "--probe", help="Submit one short job per node type, to inspect the nodes (at most 5 minutes each)"
-        ),
-    ] = False,
-    account: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm account to charge the probes to")] = None,
-    wait: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Cancel probes that have not run by then [default: 10m]")
-    ] = None,
+    output: str | None = opt.value(
+        "FILE", "File to write, or - for stdout  [default: in your site folder]", "-o", "--output"
+    ),
+    force: bool = opt.flag("--force", "Replace an existing file"),
+    partition: str | None = opt.value("NAMES", "Describe only these partitions, separated by commas"),
+    probe: bool = opt.flag(
+        "--probe", "Submit one short job per node type, to inspect the nodes (at most 5 minutes each)"
+    ),
+    account: str | None = opt.value("NAME", "Slurm account to charge the probes to"),
+    wait: str | None = opt.value("TIME", "Cancel probes that have not run by then [default: 10m]"),
     as_json: opt.Json = False,
 ) -> None:
     """Draft a site profile from what this cluster's Slurm says. Submits nothing without --probe."""
@@ -313,9 +301,9 @@ def init(
 
 
 def bad_nodes(
-    add: Annotated[str | None, typer.Option(metavar="NODE", help="Avoid this node, too; needs --reason")] = None,
-    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Reason for --add")] = None,
-    forget: Annotated[str | None, typer.Option(metavar="NODE", help="Let jobs use this node again")] = None,
+    add: str | None = opt.value("NODE", "Avoid this node, too; needs --reason"),
+    reason: str | None = opt.value("TEXT", "Reason for --add"),
+    forget: str | None = opt.value("NODE", "Let jobs use this node again"),
     site: opt.Site = None,
     as_json: opt.Json = False,
 ) -> None:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -146,15 +145,11 @@ LOOK_EVERY = 2.0
 
 def status(
     run: Run = LAST,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it live, with curves, until the run is over")] = False,
-    time: Annotated[bool, typer.Option("--time", help="Show where the run's time went, to the second")] = False,
+    watch: bool = opt.flag("--watch", "Show it live, with curves, until the run is over"),
+    time: bool = opt.flag("--time", "Show where the run's time went, to the second"),
     as_json: opt.Json = False,
-    prometheus: Annotated[
-        bool, typer.Option("--prometheus", help="Print metrics for Prometheus's textfile collector")
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE.prom", help="With --prometheus: write this file")
-    ] = None,
+    prometheus: bool = opt.flag("--prometheus", "Print metrics for Prometheus's textfile collector"),
+    output: Path | None = opt.value("FILE.prom", "With --prometheus: write this file", "-o", "--output"),
 ) -> None:
     """Show the state of a run. Exit code: 0 done; 1 failed, stopped or cancelled; 3 still pending or running."""
     if prometheus and (watch or as_json or time):

@@ -285,13 +285,10 @@ def submit(
     request: Request,
     resume: opt.Resume = None,
     dry_run: DryRunOption = False,
-    full: Annotated[bool, typer.Option("--full", help="With --dry-run: also print all shell functions")] = False,
-    plain: Annotated[
-        bool,
-        typer.Option(
-            "--plain", help="Submit a short ordinary sbatch script instead, NAME.sbatch, which runs without slurmddp"
-        ),
-    ] = False,
+    full: bool = opt.flag("--full", "With --dry-run: also print all shell functions"),
+    plain: bool = opt.flag(
+        "--plain", "Submit a short ordinary sbatch script instead, NAME.sbatch, which runs without slurmddp"
+    ),
     as_json: opt.Json = False,
     explain: opt.Explain = None,
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
 
 import typer
 
@@ -19,12 +18,9 @@ from slurmddp.trackers.sync import sync as send
 
 
 def sync(
-    to: Annotated[
-        str,
-        typer.Option("--to", metavar="TRACKER", help="wandb, mlflow or tensorboard", autocompletion=opt.tracker_names),
-    ],
+    to: str = opt.value("TRACKER", "wandb, mlflow or tensorboard", "--to", default=..., complete=opt.tracker_names),
     run: Run = LAST,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Continue until the run is over")] = False,
+    follow: bool = opt.flag("--follow", "Continue until the run is over", "-f"),
     as_json: opt.Json = False,
 ) -> None:
     """Send the metrics of a run to a tracker, from this machine. Sends only what is new."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -32,85 +31,39 @@ _MORE = "More options"
 def check(
     request: Request,
     as_json: opt.Json = False,
-    write: Annotated[
-        Path | None,
-        typer.Option(
-            "--write", metavar="DIR", help="Write the scripts, code and resolved job file to DIR, to run it by hand"
-        ),
-    ] = None,
-    partitions: Annotated[
-        bool, typer.Option("--partitions", help="Also rank the partitions by when they would start the job")
-    ] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings, too")] = False,
-    preflight: Annotated[
-        bool,
-        typer.Option(
-            "--preflight",
-            help="Submit a job that checks its nodes and measures their network, without training (10 minutes at most)",
-            rich_help_panel=_NODES,
-        ),
-    ] = False,
-    rehearse: Annotated[
-        bool,
-        typer.Option(
-            "--rehearse",
-            help="Break it: does it survive its time limit and a crashed rank? Your own script: on this machine, in "
-            "one to five minutes; a bundled task: as a job",
-        ),
-    ] = False,
-    script: Annotated[
-        bool,
-        typer.Option(
-            "--script", help="Check FILE... as batch scripts, whatever their names are", rich_help_panel=_SCRIPT
-        ),
-    ] = False,
-    fix: Annotated[
-        bool,
-        typer.Option("--fix", help="Print the corrected script; findings go to stderr", rich_help_panel=_SCRIPT),
-    ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--output", metavar="FILE", help="With --fix: write it to a new file", rich_help_panel=_SCRIPT
-        ),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="With -o: replace FILE if it exists", rich_help_panel=_SCRIPT)
-    ] = False,
+    write: Path | None = opt.value(
+        "DIR", "Write the scripts, code and resolved job file to DIR, to run it by hand", "--write"
+    ),
+    partitions: bool = opt.flag("--partitions", "Also rank the partitions by when they would start the job"),
+    strict: bool = opt.flag("--strict", "Exit with 1 for warnings, too"),
+    preflight: bool = opt.flag(
+        "--preflight",
+        "Submit a job that checks its nodes and measures their network, without training (10 minutes at most)",
+        panel=_NODES,
+    ),
+    rehearse: bool = opt.flag(
+        "--rehearse",
+        "Break it: does it survive its time limit and a crashed rank? Your own script: on this machine, in "
+        "one to five minutes; a bundled task: as a job",
+    ),
+    script: bool = opt.flag("--script", "Check FILE... as batch scripts, whatever their names are", panel=_SCRIPT),
+    fix: bool = opt.flag("--fix", "Print the corrected script; findings go to stderr", panel=_SCRIPT),
+    output: Path | None = opt.value("FILE", "With --fix: write it to a new file", "-o", "--output", panel=_SCRIPT),
+    force: bool = opt.flag("--force", "With -o: replace FILE if it exists", panel=_SCRIPT),
     resume: opt.Resume = None,
     explain: opt.Explain = None,
-    mtbf: Annotated[
-        float | None,
-        typer.Option(
-            metavar="HOURS",
-            help="Hours between failures of one node: estimate the share of the time that trains, also on more nodes",
-            rich_help_panel=_MORE,
-        ),
-    ] = None,
-    per_node: Annotated[
-        bool,
-        typer.Option(
-            "--per-node",
-            help="Print each node's torchrun command, for clusters without Slurm",
-            rich_help_panel=_MORE,
-        ),
-    ] = False,
-    head: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST", help="Host name of the first node, for --per-node [default: HEAD]", rich_help_panel=_MORE
-        ),
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(
-            metavar="PORT",
-            help="Rendezvous port, for --per-node [default: 29400]",
-            min=1024,
-            max=65535,
-            rich_help_panel=_MORE,
-        ),
-    ] = None,
+    mtbf: float | None = opt.value(
+        "HOURS",
+        "Hours between failures of one node: estimate the share of the time that trains, also on more nodes",
+        panel=_MORE,
+    ),
+    per_node: bool = opt.flag(
+        "--per-node", "Print each node's torchrun command, for clusters without Slurm", panel=_MORE
+    ),
+    head: str | None = opt.value("HOST", "Host name of the first node, for --per-node [default: HEAD]", panel=_MORE),
+    port: int | None = opt.value(
+        "PORT", "Rendezvous port, for --per-node [default: 29400]", min=1024, max=65535, panel=_MORE
+    ),
 ) -> None:
     """Show what a job will do, what would make it fail, and what it costs. Submits nothing without --preflight or
     --rehearse. Exit codes: 0 no errors, 1 errors found, 2 the job file has mistakes, or a file cannot be read."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
 
-import typer
-
+from slurmddp.commands import options as opt
 from slurmddp.commands.debug.bundle import bundle as bundle_
 from slurmddp.commands.debug.port import port as port_
 from slurmddp.commands.debug.profile import profile as profile_
@@ -20,12 +18,8 @@ from slurmddp.launch.inside import attach, become
 
 def shell(
     run: Run = LAST,
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- COMMAND", help="Command to run in place of a shell, after RUN --")
-    ] = None,
-    node: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Node to run on  [default: the first of the attempt]")
-    ] = None,
+    command: list[str] | None = opt.argument("-- COMMAND", "Command to run in place of a shell, after RUN --"),
+    node: str | None = opt.value("NAME", "Node to run on  [default: the first of the attempt]"),
 ) -> None:
     """Open a shell beside the ranks of a running job: same node, image, binds and environment."""
     become(*attach(find_own_run(run, os.environ, to="look into its job"), node, command or (), os.environ))

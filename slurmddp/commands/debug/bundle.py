@@ -12,7 +12,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import typer
 
@@ -231,9 +231,7 @@ def _attempted(answer: Callable[[], str]) -> str:
 
 def bundle(
     run: Run = LAST,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="File to write  [default: RUN-bundle.tar.gz]")
-    ] = None,
+    output: Path | None = opt.value("FILE", "File to write  [default: RUN-bundle.tar.gz]", "-o", "--output"),
     as_json: opt.Json = False,
 ) -> None:
     """Pack what support needs to know of a run, without secrets: records, scripts, the ends of its logs, doctor's

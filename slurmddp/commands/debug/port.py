@@ -9,9 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated
-
-import typer
 
 from slurmddp.commands import options as opt
 from slurmddp.commands.run_options import Run
@@ -121,15 +118,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def port(
     run: Run,
-    number: Annotated[int, typer.Argument(metavar="PORT", help="Port on the node", min=1, max=65535)],
-    node: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Node of the port  [default: the first of the attempt]")
-    ] = None,
-    local_port: Annotated[
-        int | None,
-        typer.Option(metavar="PORT", help="Port on this machine  [default: the same]", min=1, max=65535),
-    ] = None,
-    stdio: Annotated[bool, typer.Option("--stdio", hidden=True)] = False,
+    number: int = opt.argument("PORT", "Port on the node", default=..., min=1, max=65535),
+    node: str | None = opt.value("NAME", "Node of the port  [default: the first of the attempt]"),
+    local_port: int | None = opt.value("PORT", "Port on this machine  [default: the same]", min=1, max=65535),
+    stdio: bool = opt.flag("--stdio", "", hidden=True),
 ) -> None:
     """Reach a port of a running job's node, such as TensorBoard's, from this machine, until Ctrl-C."""
     folder = find_own_run(run, os.environ, to="look into its job")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Annotated
 
 import typer
 
@@ -77,8 +76,8 @@ def _profiles(folder: RunFolder) -> list[tuple[Event, Profiled]]:
 
 def profile(
     run: Run = LAST,
-    steps: Annotated[int, typer.Option(metavar="N", help="Steps to profile", min=1, max=1000)] = 5,
-    all_ranks: Annotated[bool, typer.Option("--all-ranks", help="Profile all ranks, not only rank 0")] = False,
+    steps: int = opt.value("N", "Steps to profile", default=5, min=1, max=1000),
+    all_ranks: bool = opt.flag("--all-ranks", "Profile all ranks, not only rank 0"),
     as_json: opt.Json = False,
 ) -> None:
     """Profile some steps of a running job with torch.profiler, without a restart."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -117,7 +117,7 @@ def _ranks(numbers: list[int]) -> str:
 
 def stacks(
     run: Run = LAST,
-    node: Annotated[str | None, typer.Option(metavar="NAME", help="Only the ranks of this node")] = None,
+    node: str | None = opt.value("NAME", "Only the ranks of this node"),
     as_json: opt.Json = False,
 ) -> None:
     """Show the Python stack of each rank of a running job. Ranks with the same stack are one group."""

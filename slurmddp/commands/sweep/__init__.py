@@ -165,18 +165,13 @@ class _Group(Group):
 @opt.job_command()
 def submit(
     request: Request,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUES", help="Values of a key: 1e-3,3e-4 or 0..4; args.lr=... is --lr of a script"),
-    ] = None,
-    rows: Annotated[
-        Path | None, typer.Option(metavar="FILE.csv", help="A point per row; the first row has the keys")
-    ] = None,
-    at_most: Annotated[int | None, typer.Option(min=1, metavar="N", help="Run at most N points at a time")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check and list the points; write and submit nothing")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Allow more than 1000 points")] = False,
+    grid: list[str] | None = opt.value(
+        "KEY=VALUES", "Values of a key: 1e-3,3e-4 or 0..4; args.lr=... is --lr of a script"
+    ),
+    rows: Path | None = opt.value("FILE.csv", "A point per row; the first row has the keys"),
+    at_most: int | None = opt.value("N", "Run at most N points at a time", min=1),
+    dry_run: bool = opt.flag("--dry-run", "Check and list the points; write and submit nothing"),
+    yes: bool = opt.flag("--yes", "Allow more than 1000 points"),
     as_json: opt.Json = False,
 ) -> None:
     """Submit a run for each point of a grid, or for each row of a table. All points are checked before the first is
@@ -237,7 +232,7 @@ def status(sweep: SweepName = LAST, as_json: opt.Json = False) -> None:
 
 def rerun(
     sweep: SweepName = LAST,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the points; submit nothing")] = False,
+    dry_run: bool = opt.flag("--dry-run", "List the points; submit nothing"),
     as_json: opt.Json = False,
 ) -> None:
     """Submit the points that failed or were never submitted, from their start, with the code of the sweep."""
@@ -253,11 +248,9 @@ def rerun(
 
 
 def best(
-    metric: Annotated[
-        str, typer.Option(metavar="NAME", help="A number in metrics.jsonl, or validation_NAME of the evaluations")
-    ],
+    metric: str = opt.value("NAME", "A number in metrics.jsonl, or validation_NAME of the evaluations", default=...),
     sweep: SweepName = LAST,
-    largest: Annotated[bool, typer.Option("--max", help="The largest value is best, not the smallest")] = False,
+    largest: bool = opt.flag("--max", "The largest value is best, not the smallest"),
     as_json: opt.Json = False,
 ) -> None:
     """List the points by the best value of a metric in their newest run, the best first."""
