@@ -81,7 +81,7 @@ def main() -> None:
         sys.exit(141)
     except OSError as error:
         # Whatever a command did not foresee: a full disk, a folder that may not be read.
-        _say_error(f"{error.filename or 'output'}: {error.strerror}")
+        _say_error(f"{error.filename or 'output'}: {error.strerror or error}")
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
