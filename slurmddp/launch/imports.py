@@ -32,7 +32,8 @@ def imported_elsewhere(plan: Plan, found: Survey, script: str) -> Iterator[str]:
         return
     bases = _bases(plan)
     for name in names:
-        if name in sys.stdlib_module_names or _there(found.root, name) or _there(path.parent, name):
+        # The run folder has a copy of slurmddp itself.
+        if name in {"slurmddp", *sys.stdlib_module_names} or _there(found.root, name) or _there(path.parent, name):
             continue
         place = next((base for base in bases if _package(base, name)), None)
         if place is not None:

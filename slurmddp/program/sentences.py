@@ -18,7 +18,8 @@ class Sentence(NamedTuple):
 
 #: For a job of any size: the fact, its answer, what it means, what to do.
 _ALWAYS = (
-    ("saves", NO, "saves nothing: after a fault it trains again from step 1", "save with slurmddp's Checkpointer"),
+    ("saves", NO, "saves nothing: after a fault it trains again from step 1",
+     "save with slurmddp's Checkpointer (docs/survive.md)"),
     ("save_name_changes", YES, "saves under a name that differs at each start: later starts do not find it by name",
      "save under a fixed name in $SLURMDDP_RUN/checkpoints"),
     ("stops", NO, "does not look for a request to stop: what it trained since its last save is lost at the time limit",
@@ -35,7 +36,7 @@ _ALWAYS = (
 )  # fmt: skip
 #: For a job of several ranks.
 _RANKS = (
-    ("process_group", NO, "makes no process group: each rank trains its own model", "see docs/frameworks.md"),
+    ("process_group", NO, "makes no process group: each rank trains its own model", "see docs/survive.md"),
     ("fixed_device", YES, "takes the same GPU on every rank: with several ranks per node, they share it",
      "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))"),
     ("saves_every_rank", YES, "writes this save on every rank: they replace each other's file while it is written",

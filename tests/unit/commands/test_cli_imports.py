@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import Desk, Result
+from tests.helpers import ROOT, Desk, Result
 
 Cli = Callable[..., Result]
 SITE = "name: any\ntitle: any cluster\ngpu_request: gpus-per-node\njob: {container: {runtime: none}}\n"
@@ -63,6 +63,13 @@ def test_an_editable_install_is_said(
     in_container = ("--set", "container.runtime=apptainer", "--image", "image.sif")
     desk.write("image.sif", "#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0and the rest")
     assert "an editable install" not in warned(desk, cli, *in_container)  # nobody knows what is in there
+
+
+def test_slurmddp_itself_comes_with_the_run(desk: Desk, cli: Cli, packages: Path) -> None:
+    """Also where it is an editable install, as in a checkout."""
+    (packages / "__editable__.slurmddp-1.pth").write_text(f"{ROOT}\n")
+    desk.write("train.py", "from slurmddp.runtime import Checkpointer\n")
+    assert warned(desk, cli, script="train.py") == ""
 
 
 def test_a_package_beside_the_folder_of_scripts_is_said(desk: Desk, cli: Cli, packages: Path) -> None:
