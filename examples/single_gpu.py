@@ -33,7 +33,7 @@ def main() -> None:
     model = nn.Sequential(nn.Conv2d(1, 8, 5, 2), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(1152, 10))
     model = model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=options.epochs * len(loader))
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=120)
     step = 0
 
     for epoch in range(options.epochs):
