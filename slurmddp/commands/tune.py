@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -11,22 +12,27 @@ import typer
 
 from slurmddp.commands import options as opt
 from slurmddp.commands.check.nodes import end_of
+from slurmddp.commands.check.rehearse import START_SECONDS, Rehearsal, RehearsalRun, on_this_machine
 from slurmddp.commands.new_file import write_new
 from slurmddp.commands.run import run_foreground
+from slurmddp.commands.terminal import exit_on_signals
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.job.plan.model import Plan
 from slurmddp.job.resolve import Request
 from slurmddp.job.types import mebibytes
 from slurmddp.launch.prepare import Prepared, prepare
 from slurmddp.launch.submit import submit
+from slurmddp.records.metrics import Metrics
 from slurmddp.records.tuning import REQUEST, RESULT, Order, Tuned, read
 from slurmddp.render.documents import job_yaml
 from slurmddp.report import tuning
+from slurmddp.report.tuning import observed
 from slurmddp.run.cause import find_cause
 from slurmddp.run.gate import own
 from slurmddp.run.layout import RunFolder
+from slurmddp.run.metrics import behind
 from slurmddp.shared.files import text_or_empty
-from slurmddp.styled import labelled
+from slurmddp.shared.tuning import sizes
 from slurmddp.visible import one_line
 
 #: What the measurement changes of the job: DEFAULTS give way to the user's own options, CHANGES do not.
@@ -35,6 +41,13 @@ CHANGES = (
     ("recovery.requeue", "never"), ("recovery.no_progress", "1"), ("timeouts.hang", "null"),
     ("parallel.replicate", "null"), ("parallel.shard", "1"),
 )  # fmt: skip
+
+#: Lines of the observer, one of the first step and then one every ten seconds, that tell the speed of a script.
+_LINES = 4
+_OF_SCRIPTS = (
+    "not measured of a script: memory, the largest micro batch, shards, the loader alone, the noise scale, "
+    "more than this machine"
+)
 
 
 @opt.job_command()
@@ -62,44 +75,87 @@ def tune(
 ) -> None:
     """Measure in minutes how large the batch may be, how many nodes are worth it, and what the limit is.
 
-    Runs here if this is an allocation or a machine without Slurm, else as one short job. Writes a job file with the
-    choice and its reasons, and a page with a chart. Exit codes: 0 measured, 1 not or in part, 2 a mistake."""
-    options = [*_options(DEFAULTS), *request.options, *_options(CHANGES)]
-    measured = replace(request, options=options)
-    here = prepare(replace(measured, inside=True), strict=False).plan
-    inside = "SLURM_JOB_ID" in os.environ or not here.site.queues
-    prepared = prepare(replace(measured, inside=inside))
-    file = output or Path(f"{prepared.plan.job.name}.tuned.yaml")
+    Runs here if this is an allocation or a machine without Slurm, else as one short job; a script of your own always
+    runs here. Writes a job file with the choice and its reasons, and a page with a chart. Exit codes: 0 measured, 1 not
+    or in part, 2 a mistake."""
+    inside = replace(request, inside=True)
+    plan = prepare(inside, strict=False).plan
+    file = output or Path(f"{plan.job.name}.tuned.yaml")
     page = file.with_suffix(".html")
     for path in () if force else (file, page):
         if path.exists():
             raise UserError(f"{path} exists", todo="choose another name with -o, or add --force")
-    if prepared.plan.program.own:
-        raise UserError(
-            "tune measures bundled tasks and tasks of your own (train.task), not scripts yet",
-            todo="slurmddp run train.py, then slurmddp report last: it shows what a step spends on data and network",
-        )
-    opt.show_notes(prepared)
-    order = Order(margin, _memory(memory, prepared.plan))
-    prepared = prepared._replace(files={REQUEST: order.text()})
-    folder, failed = _run(prepared, quiet=as_json) if inside else _submit(prepared)
-    tuned = _result(folder)
-    if tuned is None or not tuned.points:
-        raise ExternalError(f"nothing was measured: {failed or 'no result'}")
-    verdict = tuning.judge(tuned, share)
+    if plan.program.own:
+        opt.one_of({"--memory": memory, "a script": True}, todo="remove it: a script's memory is not measured")
+        here, (folder, tuned, failed) = True, _script(request)
+    else:
+        here = "SLURM_JOB_ID" in os.environ or not plan.site.queues
+        folder, tuned, failed = _task(replace(request, inside=here), margin, memory, quiet=as_json)
     if failed:
         tuned = tuned._replace(notes=(*tuned.notes, f"not all was measured: {failed}"))
-    chosen = replace(request, inside=inside).adding(
-        *((key, value, "slurmddp tune") for key, value in verdict.choice.options.items())
-    )
-    write_new(file, _job_file(prepare(chosen, strict=False), verdict), force=force)
-    write_new(page, tuning.html(tuned, verdict, f"Tuning of {prepared.plan.job.name}"), force=force)
-    answer = {**verdict.as_dict(tuned), "run": folder.id, "job_file": str(file), "page": str(page)}
+    verdict = tuning.judge(tuned, share)
+    settings = ((key, value, "slurmddp tune") for key, value in verdict.choice.options.items())
+    chosen = prepare(replace(request, inside=here).adding(*settings), strict=False)
+    write_new(file, _job_file(chosen, verdict), force=force)
+    write_new(page, tuning.html(tuned, verdict, f"Tuning of {plan.job.name}"), force=force)
+    answer = {**verdict.as_dict(tuned), "folder": str(folder), "job_file": str(file), "page": str(page)}
     opt.show(as_json, answer, [one_line(line) for line in tuning.lines(tuned, verdict)])
     opt.say(f"job     {file}\npage    {page}")
     if failed:
-        opt.say(labelled("warning", f"not all was measured: {failed}"))
         raise typer.Exit(1)
+
+
+def _task(request: Request, margin: float, memory: str | None, *, quiet: bool) -> tuple[Path, Tuned, str]:
+    """Measure a task in its ranks. Returns the run folder, the result, and why it is not whole. Raises ExternalError if
+    there is none.
+    """
+    prepared = prepare(replace(request, options=[*_options(DEFAULTS), *request.options, *_options(CHANGES)]))
+    opt.show_notes(prepared)
+    order = Order(margin, _memory(memory, prepared.plan))
+    prepared = prepared._replace(files={REQUEST: order.text()})
+    folder, failed = _run(prepared, quiet=quiet) if request.inside else _submit(prepared)
+    tuned = _result(folder)
+    if tuned is None or not tuned.points:
+        raise ExternalError(f"nothing was measured: {failed or 'no result'}")
+    return folder.path, tuned, failed
+
+
+def _script(request: Request) -> tuple[Path, Tuned, str]:
+    """Run a script on 1, 2, 4, ... ranks of this machine as the rehearsal does, and read what the observer saw."""
+    rehearsal = Rehearsal(on_this_machine(request))
+    opt.say(f"tune {rehearsal.plan.job.name} on up to {rehearsal.ranks} ranks of this machine, in {rehearsal.root}")
+    points, failed = [], ""
+    try:
+        with exit_on_signals():
+            for ranks in sizes(rehearsal.ranks):
+                opt.say(f"  ranks {ranks}")
+                if (point := observed(_observed(rehearsal, ranks), ranks)) is None:
+                    failed = f"the script made too few steps on {ranks} ranks: it has to run for half a minute"
+                    break
+                points.append(point)
+    except UserError as error:
+        if not points:
+            raise
+        failed = str(error)
+    finally:
+        rehearsal.forget()
+    if not points:
+        raise ExternalError(f"nothing was measured: {failed}")
+    shutil.rmtree(rehearsal.root, ignore_errors=True)
+    return rehearsal.root, Tuned("", None, points=tuple(points), notes=(_OF_SCRIPTS,)), failed
+
+
+def _observed(rehearsal: Rehearsal, ranks: int) -> list[Metrics]:
+    """Run the script as it is until the observer has written enough. Returns its lines. Raises UserError."""
+    rehearsal.ranks = ranks
+    run = RehearsalRun(rehearsal, f"timed-{ranks}", None)
+
+    def seen() -> list[Metrics]:
+        return [row for rows, _ in behind(run.folder.metrics, 0) for row in rows if row.of_ranks]
+
+    if run.start(lambda _: len(seen()) >= _LINES, START_SECONDS):
+        raise UserError(f"it fails on {ranks} ranks: {run.why()}")
+    return seen()
 
 
 def _options(changes: tuple[tuple[str, str], ...]) -> list[tuple[str, str, str]]:

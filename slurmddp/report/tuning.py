@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from slurmddp.records.metrics import Metrics
 from slurmddp.records.tuning import Point, Trial, Tuned
 from slurmddp.render.engine import render
 from slurmddp.report.charts import figure, line_chart
@@ -16,6 +17,8 @@ from slurmddp.styled import columns
 from slurmddp.visible import visible
 
 _DDP = "DDP"
+#: What the observer of a script cannot tell on a GPU.
+UNMEASURED = "unmeasured"
 
 
 class Choice(NamedTuple):
@@ -71,12 +74,30 @@ def judge(tuned: Tuned, share: float) -> Verdict:
     point = best[size]
     per_rank = tuned.batch / point.ranks if tuned.batch else None
     alone = per_rank / tuned.loader if per_rank and tuned.loader else None
-    limit = tuning.limit_first(point.parts, alone)
-    reasons = [_size_reason(unit, rows, size, beyond, share), *_batch_reasons(tuned, point, best[size])]
+    limit = tuning.limit_first(_parts(point), alone)
+    reasons = [_size_reason(unit, rows, size, beyond, share), *_batch_reasons(tuned, point)]
+    if tuned.batch is None:
+        speeds = ", ".join(f"{figure(row.samples_per_second / row.size)} on {row.size}" for row in rows)
+        reasons.append(
+            "this holds if each rank computes as many samples per step on any number of ranks, which is not known of a "
+            f"script; if it divides a fixed batch among them, compare the steps per second: {speeds}"
+        )
     reasons += [_limit_reason(tuned, point, limit)]
     if noise is not None:
         reasons.append(_noise_reason(noise, tuned.batch))
     return Verdict(unit, rows, beyond, noise, limit, Choice(point, _options(tuned, point, unit), reasons))
+
+
+def observed(rows: Sequence[Metrics], ranks: int) -> Point | None:
+    """Return what the observer of a script saw; None if that were too few steps. The first line but one is where
+    counting begins: before it, ranks connect and loaders start.
+    """
+    rows = [row for row in rows if row.same_start(rows[-1]) and row.time is not None]
+    if len(rows) < 3 or (steps := rows[-1].step - rows[1].step) < 1:
+        return None
+    seconds = (rows[-1].time or 0.0) - (rows[1].time or 0.0)
+    parts = {part: spent / steps for part, spent in rows[-1].since(rows[1]).items()}
+    return Point(1, ranks, ranks * steps / seconds, "", parts=parts)
 
 
 def _by_size(tuned: Tuned, unit: str) -> dict[int, Point]:
@@ -85,6 +106,14 @@ def _by_size(tuned: Tuned, unit: str) -> dict[int, Point]:
     for point in tuned.points:
         found.setdefault(point.nodes if unit == "node" else point.ranks, point)
     return found
+
+
+def _parts(point: Point) -> dict[str, float]:
+    """Return the seconds of a step by part. A single rank waits for nobody: what looks like it is computation."""
+    parts = dict(point.parts)
+    if point.ranks == 1 and "network" in parts:
+        parts["compute"] = parts.get("compute", 0.0) + parts.pop("network")
+    return parts
 
 
 def estimate(tuned: Tuned, point: Point) -> tuning.Memory | None:
@@ -126,7 +155,7 @@ def _size_reason(unit: str, rows: Sequence[tuning.Scaled], size: int, beyond: in
     return f"{counted}: {gain}; whether more are worth it is not known, because no more were measured"
 
 
-def _batch_reasons(tuned: Tuned, point: Point, best: Point) -> list[str]:
+def _batch_reasons(tuned: Tuned, point: Point) -> list[str]:
     if not point.micro:
         return []
     exact = point.micro * point.accumulation * point.ranks == tuned.batch
@@ -150,14 +179,17 @@ def _batch_reasons(tuned: Tuned, point: Point, best: Point) -> list[str]:
 
 
 def _limit_reason(tuned: Tuned, point: Point, limit: str) -> str:
-    step = sum(point.parts.values())
+    parts = _parts(point)
+    step = sum(parts.values())
     if not step:
         return "what holds up a step is not known: no parts of it were measured"
-    shares = ", ".join(f"{part} {100 * seconds / step:.0f} %" for part, seconds in point.parts.items() if seconds)
+    shares = ", ".join(f"{part} {100 * seconds / step:.0f} %" for part, seconds in parts.items() if seconds)
     alone = ""
     if tuned.loader and tuned.batch:
         need = point.samples_per_second / point.ranks
         alone = f"; a loader alone gives {figure(tuned.loader)} samples/s, and a rank uses {figure(need)}"
+    if limit == "compute" and parts.get(UNMEASURED, 0.0) > step / 2:
+        return f"neither the data loader nor the network is seen to be the limit, but most was not measured ({shares})"
     heads = {
         "data": "the data loader is the limit: use more train.workers, or prepare the data",
         "network": "the network is the limit: the ranks wait for each other's gradients",
@@ -195,8 +227,9 @@ def _tables(tuned: Tuned, verdict: Verdict) -> dict[str, list[tuple[str, ...]]]:
     for point in tuned.points:
         size = point.nodes if verdict.unit == "node" else point.ranks
         linear = point.samples_per_second / size / (first.samples_per_second / first.size)
-        step = sum(point.parts.values())
-        shares = [f"{100 * point.parts.get(part, 0.0) / step:.0f} %" if step else "" for part in ("data", "network")]
+        parts = _parts(point)
+        step = sum(parts.values())
+        shares = [f"{100 * parts.get(part, 0.0) / step:.0f} %" if step else "" for part in ("data", "network")]
         alone = "" if point.all_reduce is None else f"{1000 * point.all_reduce:.1f} ms"
         batch = [str(each or "") for each in (point.micro, point.accumulation)]
         kind = point.parallel + (", checkpointing" if point.recompute else "")

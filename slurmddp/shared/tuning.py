@@ -76,6 +76,11 @@ def memory(parameters: int, state: int, activations: int, micro: int, shard: int
     return Memory(parameters // shard, parameters // shard, state // shard, micro * activations)
 
 
+def sizes(count: int) -> list[int]:
+    """Return 1, 2, 4, ... and `count`."""
+    return sorted({*(2**power for power in range(count.bit_length())), count})
+
+
 class Scaled(NamedTuple):
     """A number of nodes (or of ranks of one node). efficiency: of linear. gain: what each added one brought, as a share
     of one alone; None for the first.

@@ -66,14 +66,20 @@ def started(folder: Path, *, save: str, load: str = "", stop: str = "") -> subpr
     return command(folder, "train.py")
 
 
-def command(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+def command(folder: Path, script: str, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ, "XDG_STATE_HOME": str(folder / "state"), "XDG_CONFIG_HOME": str(folder / "config"),
         "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
-    words = [sys.executable, "-m", "slurmddp", "check", script, "--rehearse", "--json"]
+    words = words or ("check", script, "--rehearse", "--json")
     return subprocess.run(
-        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+        [sys.executable, "-m", "slurmddp", *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
 
 
@@ -154,3 +160,32 @@ def test_a_script_that_writes_elsewhere_is_not_rehearsed(tmp_path: Path) -> None
     done = started(tmp_path, save=f"import shutil; shutil.rmtree({str(own)!r}); save(epoch)")
     assert done.returncode == 2 and "Read-only file system: 'best.pt'" in done.stderr, done.stderr
     assert (own / "best.pt").read_text() == "the user's own"
+
+
+#: In place of `data = TensorDataset(`: 10 samples, a batch, take 20 ms.
+SLOW = """\
+import time
+
+
+class Slow(TensorDataset):
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return super().__getitem__(index)
+
+
+data = Slow("""
+
+
+@pytest.mark.long
+def test_tune_runs_a_script_on_one_and_two_ranks_and_names_its_slow_loader(tmp_path: Path) -> None:
+    (tmp_path / "snapshot.pt").write_text("the user's own")
+    text = SCRIPT.replace("SAVE", "save(epoch)").replace("LOAD", "").replace("STOP", "pass")
+    text = text.replace("range(first, 12)", "range(10**6)").replace("data = TensorDataset(", SLOW)
+    (tmp_path / "train.py").write_text(text)
+    done = command(tmp_path, "train.py", "tune", "train.py", "--json", "--set", "resources.ranks_per_node=2")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert [(each["ranks"], each["parts"]["data"] > 0.015) for each in told["points"]] == [(1, True), (2, True)]
+    assert told["limited_by"] == "data" and told["memory"] is None and told["noise_scale"] is None
+    assert told["choice"]["options"] == {"resources.nodes": "1", "resources.ranks_per_node": "2"}
+    assert (tmp_path / "snapshot.pt").read_text() == "the user's own"

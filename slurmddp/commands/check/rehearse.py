@@ -46,7 +46,7 @@ from slurmddp.visible import one_line
 #: compare. Where it saves nothing: the step at which it is killed.
 _BATCHES, _AFTER, _COMPARED, _UNSAVED = 8, 3, 5, 6
 #: Seconds until the first step, and from there until the first save.
-_START, _SAVE = 300.0, 45.0
+START_SECONDS, _SAVE = 300.0, 45.0
 _LOOK_EVERY = 0.2
 #: Seconds, and the longest step four times, that a script has to exit when it is asked to stop.
 _GRACE = 15.0
@@ -56,11 +56,11 @@ _COPIED, _MOST = 2**20, 5000
 _SAVES = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp")
 
 
-class _Run:
+class RehearsalRun:
     """One run folder of the rehearsal, in which the ranks may be started several times."""
 
-    def __init__(self, rehearsal: Rehearsal, name: str, order: Order, grace: float = _GRACE) -> None:
-        """grace: seconds that the script has to save and exit when it is asked to stop."""
+    def __init__(self, rehearsal: Rehearsal, name: str, order: Order | None, grace: float = _GRACE) -> None:
+        """order: None: the script runs as it is. grace: seconds that it has to exit when it is asked to stop."""
         self.rehearsal = rehearsal
         workdir = rehearsal.workdir(name)
         changes = {"timeouts.stop": f"{grace:.0f}", "launch.wrap": json.dumps(rehearsal.wrap(name))}
@@ -71,7 +71,8 @@ class _Run:
         self.folder: OwnRun = make_run_folder(prepared, [], files=files_before(prepared))
         os.environ.update(rehearsal.variables)  # which it has taken away, and the next run needs again
         rehearsal.runs.append(self.folder)
-        self._write(REQUEST, order.text())
+        if order is not None:
+            self._write(REQUEST, order.text())
 
     def _prepared(self, ranks: int) -> Prepared:
         options = [*self._options, *_options({"resources.ranks_per_node": str(ranks)})]
@@ -101,12 +102,12 @@ class _Run:
                 cwd=self.rehearsal.root, env={**os.environ, "TMPDIR": str(self.rehearsal.root / "tmp")},
             )  # fmt: skip
         began = time.monotonic()
-        until = began + _START
+        until = began + START_SECONDS
         try:
             while job.poll() is None:
                 time.sleep(_LOOK_EVERY)
                 starts = self.starts()[known:]
-                if starts and starts[0].steps and until == began + _START:
+                if starts and starts[0].steps and until == began + START_SECONDS:
                     until = time.monotonic() + patience
                 if enough(starts) or time.monotonic() > until:
                     return None
@@ -246,7 +247,7 @@ class Rehearsal:
         opt.say(
             f"  undisturbed{', for longer' * longer}, {f'{batches} batches per epoch' if batches else 'all batches'}"
         )
-        run = _Run(self, f"undisturbed-{'longer-' * longer}{batches or 'all'}", Order(batches))
+        run = RehearsalRun(self, f"undisturbed-{'longer-' * longer}{batches or 'all'}", Order(batches))
         code = run.start(lambda starts: (_has_enough(starts) and not longer) or len(starts) > 1, _SAVE)
         starts = run.starts()
         start, self._code_hash = _first(starts), snapshot.code_hash(run.folder.code)
@@ -289,7 +290,7 @@ class Rehearsal:
     def _kill(self, undisturbed: Start, save: int | None = None) -> Outcome:
         order = self._order(KILL, undisturbed, save)
         opt.say("  killed after a save" if order.at is None else f"  killed after step {order.at}")
-        run = _Run(self, f"kill-{order.at or 'save'}-{self._batches or 'all'}", order)
+        run = RehearsalRun(self, f"kill-{order.at or 'save'}-{self._batches or 'all'}", order)
         code = run.start(lambda starts: len(starts) > 1 and starts[1].steps >= order.after + _COMPARED, 4 * _SAVE)
         starts = run.starts()
         if not starts or starts[0].acted is None:
@@ -304,7 +305,7 @@ class Rehearsal:
     def _stop(self, order: Order, grace: float, *, resumes: bool) -> tuple[Outcome, Outcome]:
         """Return what it did when it was asked to stop, and then on half the ranks. resumes: whether to try these."""
         opt.say("  asked to stop, then started again on fewer ranks")
-        run = _Run(self, "stop", order, grace)
+        run = RehearsalRun(self, "stop", order, grace)
         run.start(lambda starts: False, 2 * _SAVE + grace)
         before = run.starts()
         terminated = newest(run.events(), RanksTerminated) is not None
@@ -373,12 +374,17 @@ def _mirror(source: Path, target: Path, skip: Callable[[Path], bool]) -> None:
 _CHANGES = {"site": "local", "resources.nodes": "1", "resources.gpus_per_node": "null", "train.observe": "report"}
 
 
+def on_this_machine(request: Request) -> Request:
+    """Return the request of a rehearsal."""
+    return replace(request.adding(*_options(_CHANGES)), inside=True)
+
+
 def rehearse(request: Request, *, as_json: bool) -> set[str]:
     """Rehearse a script of the user's own on this machine, and keep the verdict as evidence; a bundled task as a job.
 
     Return the severities.
     """
-    here = replace(request.adding(*_options(_CHANGES)), inside=True)
+    here = on_this_machine(request)
     if not prepare(here, strict=False).plan.program.own:
         return nodes.rehearse(request, as_json=as_json)
     rehearsal = Rehearsal(here)

@@ -243,9 +243,7 @@ def _sizes(nodes: list[str]) -> list[int]:
     """Return the numbers of ranks to measure: of 1, 2, 4, ... nodes and all; of a single node 1, 2, 4, ... ranks."""
     names = list(dict.fromkeys(nodes))
     steps_of = [nodes.count(name) for name in names] if len(names) > 1 else [1] * len(nodes)
-    count = len(steps_of)
-    counts = sorted({*(2**power for power in range(count.bit_length())), count})
-    return [sum(steps_of[:number]) for number in counts]
+    return [sum(steps_of[:number]) for number in tuning.sizes(len(steps_of))]
 
 
 def _device(world: World) -> str:

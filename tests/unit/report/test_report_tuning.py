@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from slurmddp.records.metrics import Metrics
 from slurmddp.records.tuning import Point, Trial, Tuned
 from slurmddp.report import tuning
 from slurmddp.report.charts import figure
@@ -97,3 +100,44 @@ def test_json_has_the_measurement_and_what_follows_from_it() -> None:
         answer["memory"][part] for part in ("parameters", "gradients", "optimizer", "activations")
     )
     assert answer["choice"]["options"]["resources.nodes"] == "1"
+
+
+def lines_of_a_script(*steps: int, **parts: float) -> list[Metrics]:
+    """What the observer writes: a line at the first step, then one every ten seconds; parts: seconds per step."""
+    return [
+        Metrics(step, 100.0 + 10 * number, 0, 99.0, {part: step * spent for part, spent in parts.items()})
+        for number, step in enumerate(steps)
+    ]
+
+
+def test_of_a_script_the_observer_tells_steps_and_waits_and_the_rest_is_not_claimed() -> None:
+    alone = tuning.observed(lines_of_a_script(1, 30, 130, 230, data=0.08, compute=0.02), 1)
+    two = tuning.observed(lines_of_a_script(1, 20, 110, 200, data=0.09, compute=0.02), 2)
+    assert alone is not None and two is not None
+    assert (alone.samples_per_second, two.samples_per_second) == (10.0, 18.0)  # steps per second, times ranks
+    assert alone.parts == pytest.approx({"data": 0.08, "compute": 0.02})
+    tuned = Tuned("", None, points=(alone, two), notes=("not measured of a script: memory",))
+    verdict = tuning.judge(tuned, 0.5)
+    assert (verdict.limit, verdict.choice.options) == (
+        "data", {"resources.nodes": "1", "resources.ranks_per_node": "2"},
+    )  # fmt: skip
+    text = "\n".join(tuning.lines(tuned, verdict))
+    assert "STEPS/S x RANKS" in text and "the data loader is the limit" in text
+    assert "if it divides a fixed batch among them, compare the steps per second: 10 on 1, 9 on 2" in text
+    assert "note: not measured of a script: memory" in text and "ESTIMATED" not in text
+    assert tuning.observed(lines_of_a_script(1, 5), 1) is None
+
+
+def test_a_single_rank_waits_for_no_network() -> None:
+    point = tuning.observed(lines_of_a_script(1, 30, 130, 230, compute=0.02, network=0.08), 1)
+    assert point is not None
+    tuned = Tuned("", None, points=(point,))
+    verdict = tuning.judge(tuned, 0.5)
+    assert verdict.limit == "compute" and "the computation is the limit" in "\n".join(tuning.lines(tuned, verdict))
+
+
+def test_of_a_script_on_a_gpu_computation_is_not_named_where_nothing_tells_it_from_the_network() -> None:
+    point = tuning.observed(lines_of_a_script(1, 30, 130, 230, data=0.005, unmeasured=0.095), 1)
+    assert point is not None
+    reasons = tuning.judge(Tuned("", None, points=(point,)), 0.5).choice.reasons
+    assert any(each.startswith("neither the data loader nor the network is seen to be the limit") for each in reasons)
