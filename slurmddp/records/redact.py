@@ -14,17 +14,23 @@ class Kind(NamedTuple):
     """Credentials of one kind.
 
     hints: how `pattern` begins, in lower case: it is tried there only, which is quick; "" is the file's beginning.
-    pattern: its last group is the value. distinct: different characters that a random value has at least.
+    distinct: different characters that a random value has at least.
     """
 
     name: str
     hints: Tuple[bytes, ...]
-    pattern: Pattern[bytes]
+    source: bytes
+    flags: int
     distinct: int
+
+    @property
+    def pattern(self) -> Pattern[bytes]:
+        """Return the pattern, whose last group is the value. Compiled where a text has a hint: most have none."""
+        return re.compile(self.source, self.flags)
 
 
 def _kind(name: str, hints: str, pattern: str, distinct: int = 10, flags: int = re.MULTILINE) -> Kind:
-    return Kind(name, tuple(hint.encode() for hint in hints.split(" ")), re.compile(pattern.encode(), flags), distinct)
+    return Kind(name, tuple(hint.encode() for hint in hints.split(" ")), pattern.encode(), flags, distinct)
 
 
 _START, _END = r"(?<![A-Za-z0-9_+=.-])", r"(?![A-Za-z0-9_/+=-])"

@@ -72,6 +72,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        optimized=False,  # which takes longer than it saves, where each template is rendered once
         # Jinja's own "{#" begins a comment in the middle of bash's ${#array[@]}.
         comment_start_string="{##",
         comment_end_string="##}",

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import base64
+import re
+import runpy
 import time
+from typing import Any
 
 import pytest
 
+from slurmddp import records
 from slurmddp.records.redact import redact
 
 #: Random characters: of a value as machines make it.
@@ -165,3 +169,18 @@ def test_odd_lines_of_a_log_take_no_time(line: str) -> None:
     began = time.process_time()
     text = redact(f"first\n{line}\nHF_TOKEN=abcdefgh12\n")
     assert time.process_time() - began < 10 and "abcdefgh" not in text and text.startswith("first\n")
+
+
+def test_the_pattern_of_a_kind_is_compiled_once_a_text_has_its_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, real = [], re.compile
+
+    def noted(source: Any, *flags: Any) -> re.Pattern[Any]:
+        compiled.append(source)
+        return real(source, *flags)
+
+    monkeypatch.setattr(re, "compile", noted)
+    loaded = runpy.run_path(f"{records.__path__[0]}/redact.py")
+    sources = {kind.source: kind.hints for kind in loaded["KINDS"]}
+    assert sources and not sources.keys() & {*compiled}
+    loaded["without_kinds"]("see glpat-")
+    assert {hint for source in compiled if source in sources for hint in sources[source]} == {b"", b"glpat-"}
