@@ -11,6 +11,7 @@ from slurmddp.records.redact import KINDS, Kind
 #: Of each file: credentials stand near the beginning, and a project may have 20,000 files.
 _BYTES = 32 * 1024
 _FOLDERS = frozenset({".ssh", ".gnupg", ".aws", ".azure", ".oci", ".password-store"})
+_OURS = "/slurmddp/secrets"  # addresses of alerts, see alerts/secrets.py
 _NAMES = frozenset((
     ".git-credentials", ".pypirc", ".npmrc", ".pgpass", "kubeconfig", "token.json", ".vault-token", ".s3cfg", ".boto",
     ".my.cnf", ".mylogin.cnf", ".passwd-s3fs", ".smbcredentials", ".xauthority", "access_tokens.db", "credentials.db",
@@ -65,7 +66,7 @@ def named_as_credential(path: str, *, is_folder: bool) -> str | None:
         is_file = number == len(parts) - 1 and not is_folder
         found = "/".join(parts[: number + 1])
         name = name.lower()
-        if _is_env(name) or (name in _FOLDERS and not is_file):
+        if _is_env(name) or ((name in _FOLDERS or f"/{found}".endswith(_OURS)) and not is_file):
             return found if is_file else found + "/"
         if is_file and (_is_secret_file(name) or "/".join(parts[-2:]).lower() in _PATHS):
             return found

@@ -38,14 +38,14 @@ GCP = '{"type": "service_account", "project_id": "p", "private_key_id": "%s", "p
 
 #: Credentials by their names alone, and names that only look like it.
 _NAMED = (
-    ".env api/.env.production .ssh/config .aws/config .gnupg/pubring.kbx .azure/msal_token_cache.bin "
+    ".env .config/slurmddp/secrets/chat .ssh/config .aws/config .gnupg/pubring.kbx .azure/msal_token_cache.bin "
     ".netrc .pgpass .my.cnf .bash_history .zsh_history .python_history .vault-token .s3cfg "
     ".kaggle/kaggle.json .config/gh/hosts.yml .docker/config.json .config/rclone/rclone.conf me.p12 "
     "hf_token wandb_api_key.txt .cache.kdbx .smbcredentials .passwd-s3fs .Xauthority putty.ppk "
     ".config/gcloud/credentials.db .cargo/credentials.toml .git-credentials id_dsa"
 )
 _LIKE_NAMED = (
-    ".env.example .env.sample .env.template id_rsa.pub authorized_keys tokenizer.json tokens.txt "
+    "secrets/chat .config/slurmddp/sites/secrets .env.example id_rsa.pub authorized_keys tokenizer.json tokens.txt "
     "tokenizer_config.json special_tokens_map.json added_tokens.json token.py tokenization.py key.py "
     "keys.json secrets.py credentials.py password.py config.json auth.py history.json kube/config.yaml "
     "gh/README.md docker/config.yml aws/main.tf netrc.py test_netrc.py vault.py public.asc.md ssh.md "
