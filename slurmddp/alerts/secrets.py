@@ -107,10 +107,9 @@ def keep(
                 file.write(text)
     except OSError as error:
         forget(folder.id, environment)
+        todo = "free some space in your home folder, or remove `alerts` and `environment_from`"
         raise UserError(
-            f"cannot store the run's secrets: {error.strerror}",
-            where=str(error.filename or secrets),
-            todo="free some space in your home folder, or remove `alerts` and `environment_from`",
+            f"cannot store the run's secrets: {error.strerror}", where=str(error.filename or secrets), todo=todo
         ) from error
 
 

@@ -64,10 +64,8 @@ class Slurm:
         """
         answer = ask(command, timeout=_SUBMIT_TIMEOUT, cwd=cwd, doing="submitting the job")
         if answer.missing:
-            raise UserError(
-                f"{command[0]} is not on this machine",
-                todo=f"{_LOG_IN}; `slurmddp submit --dry-run` shows the scripts without Slurm",
-            )
+            todo = f"{_LOG_IN}; `slurmddp submit --dry-run` shows the scripts without Slurm"
+            raise UserError(f"{command[0]} is not on this machine", todo=todo)
         if answer.code == 0:
             return parse.submitted(answer.out)
         if parse.is_unreachable(answer.text) or answer.code < 0 or answer.code > _KILLED:

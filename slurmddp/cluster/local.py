@@ -40,10 +40,8 @@ class Local:
         try:
             output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise UserError(
-                f"the log {log} cannot be written: {error.strerror}",
-                todo="choose another runs folder: --set paths.runs=FOLDER",
-            ) from error
+            todo = "choose another runs folder: --set paths.runs=FOLDER"
+            raise UserError(f"the log {log} cannot be written: {error.strerror}", todo=todo) from error
         try:
             child = subprocess.Popen(
                 list(command),
@@ -55,10 +53,8 @@ class Local:
                 start_new_session=True,  # outlives the terminal, and its process group is its own id
             )
         except OSError as error:
-            raise UserError(
-                f"{command[0]} could not be started in {cwd}: {error.strerror}",
-                todo="the local site needs bash",
-            ) from error
+            todo = "the local site needs bash"
+            raise UserError(f"{command[0]} could not be started in {cwd}: {error.strerror}", todo=todo) from error
         finally:
             os.close(output)
         self._children.append(child)

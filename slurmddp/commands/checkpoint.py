@@ -155,10 +155,8 @@ def prune(
     """Remove old, unfinished and damaged checkpoints of a run, but never the newest good one."""
     folder = find_own_run(run, os.environ, to="prune its checkpoints")
     if not force and (state := run_status(folder).state).going:  # or its state is unknown
-        raise UserError(
-            f"run {folder.id} is still {state.state} and prunes its own checkpoints",
-            todo=f"wait, cancel it (`slurmddp cancel {folder.id}`), or use --force",
-        )
+        todo = f"wait, cancel it (`slurmddp cancel {folder.id}`), or use --force"
+        raise UserError(f"run {folder.id} is still {state.state} and prunes its own checkpoints", todo=todo)
     planned = checkpoints.plan_pruning(folder, keep=keep, keep_every=keep_every, running=force, checked=checked)
     for item in planned.going if dry_run else checkpoints.prune(folder, planned):
         if not as_json:
@@ -216,9 +214,8 @@ def _export_target(form: str | None, output: Path | None, what: str, force: bool
     if target.exists() and not force:
         raise UserError(f"{target} exists", todo="choose another file with --output, or replace it with --force")
     if not os.access(target.parent, os.W_OK):
-        raise UserError(
-            f"cannot write to the folder {target.parent}", todo="choose a file in another folder: --output FILE"
-        )
+        todo = "choose a file in another folder: --output FILE"
+        raise UserError(f"cannot write to the folder {target.parent}", todo=todo)
     return form, target
 
 
@@ -228,11 +225,8 @@ def _to_export(folder: RunFolder, stored: list[Stored], step: int | None) -> Sto
         item = checked(checkpoints.at_step(stored, step))
         if item.fault is None:
             return item
-        raise UserError(
-            f"this checkpoint is not usable: {item.fault}",
-            where=str(item.path),
-            todo="export another one: `slurmddp checkpoint verify` shows which are good",
-        )
+        todo = "export another one: `slurmddp checkpoint verify` shows which are good"
+        raise UserError(f"this checkpoint is not usable: {item.fault}", where=str(item.path), todo=todo)
     for item in stored:
         item = checked(item) if item.fault is None else item
         if item.fault is None:

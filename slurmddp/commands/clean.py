@@ -225,9 +225,8 @@ def _may_remove(*, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UserError(
-            "nothing was removed: slurmddp cannot ask you without a terminal", todo="add --yes to remove all of this"
-        )
+        todo = "add --yes to remove all of this"
+        raise UserError("nothing was removed: slurmddp cannot ask you without a terminal", todo=todo)
     typer.confirm("Remove all of this?", abort=True, err=True)
 
 

@@ -156,9 +156,8 @@ def _refuse(path: Path, task: str | None, script: str | None) -> None:
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"{path} does not end in .yaml", todo=f"slurmddp init {path.with_suffix('.yaml')}")
     if not str(path).isprintable():
-        raise UserError(
-            f"{str(path)!r} cannot be the name of a job file", todo="remove the characters that cannot be printed"
-        )
+        todo = "remove the characters that cannot be printed"
+        raise UserError(f"{str(path)!r} cannot be the name of a job file", todo=todo)
     opt.one_of({"--task": task is not None, "--script": script is not None}, todo="remove one")
     if task is not None and task not in TASKS:
         raise UserError(f"unknown task {task!r}", where="--task", todo=f"use one of {', '.join(TASKS)}, or --script")

@@ -314,11 +314,8 @@ def _folder(given: str | None, environment: Mapping[str, str]) -> tuple[str, str
     if not below and not parent.startswith("/"):
         variable, rest = "HOME", f"/{parent}"
     if not parent or not _PLAIN.fullmatch(rest):
-        raise UserError(
-            f"{parent!r} is not a folder for copies",
-            where=where,
-            todo="write for example $WORK/slurmddp: no spaces or quotes",
-        )
+        todo = "write for example $WORK/slurmddp: no spaces or quotes"
+        raise UserError(f"{parent!r} is not a folder for copies", where=where, todo=todo)
     project = os.getcwd()
     name = re.sub(r"[^A-Za-z0-9._+-]+", "-", os.path.basename(project))[:40]
     return variable, f"{rest.rstrip('/')}/{name}-{hashlib.sha256(os.fsencode(project)).hexdigest()[:8]}"
@@ -334,12 +331,9 @@ def _sockets(environment: Mapping[str, str]) -> Path:
         folder.mkdir(0o700, exist_ok=True)
         facts = folder.lstat()
     except OSError as error:
-        raise UserError(
-            f"{folder} cannot be made: {error.strerror}", todo="set XDG_RUNTIME_DIR to another folder"
-        ) from None
+        todo = "set XDG_RUNTIME_DIR to another folder"
+        raise UserError(f"{folder} cannot be made: {error.strerror}", todo=todo) from None
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
-        raise UserError(
-            f"{folder}, for the sockets of ssh, is not a folder that only you can enter",
-            todo="remove it, or set XDG_RUNTIME_DIR to another folder",
-        )
+        todo = "remove it, or set XDG_RUNTIME_DIR to another folder"
+        raise UserError(f"{folder}, for the sockets of ssh, is not a folder that only you can enter", todo=todo)
     return folder

@@ -59,10 +59,8 @@ def _refuse_other_code(folder: OwnRun, facts: Mapping[str, Any], say: Callable[[
     before = read_list(folder)
     changed = [path for path, digest in before.items() if now.get(path) != digest]
     if changed or not before or hash_of_files(before) != facts.get("code_hash"):
-        raise UserError(
-            f"the code in {folder.code} is not what the run was submitted with{_shown(changed)}",
-            todo=f"to use your current code, submit its job: slurmddp submit {folder.job_yaml}",
-        )
+        todo = f"to use your current code, submit its job: slurmddp submit {folder.job_yaml}"
+        raise UserError(f"the code in {folder.code} is not what the run was submitted with{_shown(changed)}", todo=todo)
     if new := [path for path in now if path not in before]:
         say(f"note: not copied, because they came into {folder.code} after the submission{_shown(new)}")
 
@@ -100,10 +98,8 @@ def _code_options(folder: OwnRun, job_file: Path) -> list[tuple[str, Any, str]]:
     if script is None and project is None:
         return options
     if not folder.project.is_dir():
-        raise UserError(
-            f"run {folder.id} has no copy of its code (snapshot: false)",
-            todo=f"to use your current code, submit its job: slurmddp submit {folder.job_yaml}",
-        )
+        todo = f"to use your current code, submit its job: slurmddp submit {folder.job_yaml}"
+        raise UserError(f"run {folder.id} has no copy of its code (snapshot: false)", todo=todo)
     options.append(("train.project", _plain(folder.project), "the run's code"))
     if script is not None:
         inside = os.path.relpath(str(script), str(project or os.path.dirname(str(script))))

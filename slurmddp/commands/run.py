@@ -168,10 +168,8 @@ def run_foreground(prepared: Prepared, *, quiet: bool) -> tuple[int, RunFolder]:
     plan = prepared.plan
     outer = os.environ.get("SLURM_JOB_ID")
     if plan.site.queues and outer is None:
-        raise UserError(
-            "this shell is not in a Slurm allocation",
-            todo=f"first run salloc --nodes={plan.nodes.max}; or use `slurmddp submit`, or --site local",
-        )
+        todo = f"first run salloc --nodes={plan.nodes.max}; or use `slurmddp submit`, or --site local"
+        raise UserError("this shell is not in a Slurm allocation", todo=todo)
     refuse_problems(prepared)
     files = files_before(prepared)
     warnings = job_warnings(prepared, files)

@@ -54,9 +54,8 @@ def moment(option: str, text: str) -> datetime:
     try:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
-        raise UserError(
-            f"{option} {text!r} is not a time", todo="write 30m, 12h, 7d, 2w, or a date: 2026-11-30"
-        ) from None
+        todo = "write 30m, 12h, 7d, 2w, or a date: 2026-11-30"
+        raise UserError(f"{option} {text!r} is not a time", todo=todo) from None
 
 
 def rows_of(entries: Sequence[Entry], say: Callable[[str], None]) -> list[Row]:

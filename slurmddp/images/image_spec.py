@@ -103,11 +103,9 @@ def of_dockerfile(
     from slurmddp.images.dockerfile import convert
 
     if not path.is_file():
-        raise UserError(
-            f"the Dockerfile {path} does not exist", where="--dockerfile", todo="give the path of the file itself"
-        )
+        todo = "give the path of the file itself"
+        raise UserError(f"the Dockerfile {path} does not exist", where="--dockerfile", todo=todo)
     if context is not None and not context.is_dir():
-        raise UserError(
-            f"the folder {context} does not exist", where="--context", todo="give the folder that COPY copies from"
-        )
+        todo = "give the folder that COPY copies from"
+        raise UserError(f"the folder {context} does not exist", where="--context", todo=todo)
     return convert(path, context=context, arguments=arguments, secrets=secrets, target=target)

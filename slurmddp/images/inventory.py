@@ -62,9 +62,8 @@ def shelved(path: Path) -> Shelved:
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
     except OSError as error:
-        raise UserError(
-            f"cannot read the image {path}: {error.strerror}", todo="`slurmddp image list` lists the images"
-        ) from None
+        todo = "`slurmddp image list` lists the images"
+        raise UserError(f"cannot read the image {path}: {error.strerror}", todo=todo) from None
     lock = read_lock(path)
     state: State = "whole" if lock is not None else "changed" if lock_path(path).exists() else "no lock"
     return Shelved(path, status.st_size, status.st_mtime, state, lock or {})

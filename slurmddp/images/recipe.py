@@ -66,9 +66,8 @@ def recipe_file(name: str, cwd: Path) -> Path:
     import difflib
 
     near = difflib.get_close_matches(name, recipe_names(), 3, 0.4) or recipe_names()
-    raise UserError(
-        f"unknown recipe {name!r}", where="--recipe", todo=f"{', '.join(near)}, or a file of your own: ./{name}.yaml"
-    )
+    todo = f"{', '.join(near)}, or a file of your own: ./{name}.yaml"
+    raise UserError(f"unknown recipe {name!r}", where="--recipe", todo=todo)
 
 
 def read_recipe(

@@ -175,11 +175,10 @@ def check_space(layers: int | None, target: Path, area: Workspace, roots: int | 
         free = shutil.disk_usage(there).free
         if free < total:
             needed, there_are = f"{total / _GB:.1f} GB", f"{free / _GB:.1f} GB are free"
-            raise UserError(
-                f"the build needs about {needed} for {' and '.join(words)}, and {there_are}",
-                todo="free some space, or use other folders: APPTAINER_CACHEDIR, APPTAINER_TMPDIR, the folder "
-                "of the image",
+            todo = (
+                "free some space, or use other folders: APPTAINER_CACHEDIR, APPTAINER_TMPDIR, the folder of the image"
             )
+            raise UserError(f"the build needs about {needed} for {' and '.join(words)}, and {there_are}", todo=todo)
 
 
 def make_folders(area: Workspace) -> None:

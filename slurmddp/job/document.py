@@ -140,18 +140,14 @@ def text_of(path: Path, name: str, below: Path | None = None) -> str:
     except (OSError, ValueError) as error:
         raise UserError(f"cannot be read: {getattr(error, 'strerror', error)}", where=repr(name)[1:-1]) from None
     if len(data) > MAX_BYTES:
-        raise UserError(
-            f"is larger than {MAX_BYTES // 1000} kB, the limit for a job file",
-            where=name,
-            todo="check that it is a job file",
-        )
+        todo = "check that it is a job file"
+        raise UserError(f"is larger than {MAX_BYTES // 1000} kB, the limit for a job file", where=name, todo=todo)
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(
-            f"is not UTF-8 (byte 0x{data[error.start]:02x})", where=f"{name}:{line}", todo="save it as UTF-8"
-        ) from None
+        todo = "save it as UTF-8"
+        raise UserError(f"is not UTF-8 (byte 0x{data[error.start]:02x})", where=f"{name}:{line}", todo=todo) from None
 
 
 def read_text(text: str, layer: str, name: str) -> Document:
@@ -173,9 +169,8 @@ def read_text(text: str, layer: str, name: str) -> Document:
     if tree is None:
         raise UserError("is empty", where=name, todo="`slurmddp init FILE` writes a commented job file")
     if not isinstance(tree, dict):
-        raise UserError(
-            "is not a mapping of keys to values", where=name, todo="`slurmddp init FILE` writes a valid one"
-        )
+        todo = "`slurmddp init FILE` writes a valid one"
+        raise UserError("is not a mapping of keys to values", where=name, todo=todo)
     return document
 
 

@@ -227,10 +227,9 @@ def _refuse_others_site(site: str, where: str, job_file: Path) -> None:
     except OSError:
         owner = -1  # unknown: it was there a moment ago
     if owner not in (0, os.geteuid()):
+        todo = "read both files, then copy the job file, or pass the profile yourself: --site FILE"
         raise UserError(
-            f"the site is a file ({site}), and this job file belongs to another user",
-            where=where,
-            todo="read both files, then copy the job file, or pass the profile yourself: --site FILE",
+            f"the site is a file ({site}), and this job file belongs to another user", where=where, todo=todo
         )
 
 

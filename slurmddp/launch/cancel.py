@@ -77,10 +77,8 @@ def _cancel_inside(folder: OwnRun, facts: Evidence, now: bool) -> Cancelled:
 
 
 def _not_alone(folder: OwnRun, job_id: JobId | None) -> UserError:
-    return UserError(
-        f"run {folder.id} runs inside job {job_id}, so --now cannot cancel it",
-        todo="press Ctrl-C twice in its terminal, or remove --now to save a checkpoint and exit",
-    )
+    todo = "press Ctrl-C twice in its terminal, or remove --now to save a checkpoint and exit"
+    return UserError(f"run {folder.id} runs inside job {job_id}, so --now cannot cancel it", todo=todo)
 
 
 def _end(folder: OwnRun, job_id: JobId, now: bool, *, begun: bool) -> Done:

@@ -41,9 +41,8 @@ def wanted_image(
     given = [f"--{name}" for name, value in options.items() if value]
     if dockerfile is None:
         if arguments or stage or context or secrets:
-            raise UserError(
-                "--build-arg, --stage, --context and --secret need a Dockerfile", todo="add --dockerfile FILE"
-            )
+            todo = "add --dockerfile FILE"
+            raise UserError("--build-arg, --stage, --context and --secret need a Dockerfile", todo=todo)
         if recipe is None and not options.get("base"):
             bases = "an NGC release, docker://REF, a .sif, a root folder"
             todo = f"use --recipe ngc-pytorch, --base 25.04 ({bases}), or --dockerfile FILE"
@@ -78,11 +77,8 @@ def image_of_job(job: Path) -> OfJob:
     resolved = resolved_job(Request(str(job)))
     container = resolved.job.container
     if container.recipe is None and container.base is None:
-        raise UserError(
-            "neither container.recipe nor container.base is set",
-            where=str(job),
-            todo="set container: {recipe: ngc-pytorch}, or {base: 25.04}",
-        )
+        todo = "set container: {recipe: ngc-pytorch}, or {base: 25.04}"
+        raise UserError("neither container.recipe nor container.base is set", where=str(job), todo=todo)
     target = Path(container.image) if container.image else None
     return OfJob(container.recipe, container.base, container.pip, target, resolved.site.name)
 

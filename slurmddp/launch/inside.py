@@ -130,9 +130,8 @@ def raw_stacks(folder: OwnRun, node: str | None) -> tuple[Attempt, str, str]:
     where = attempt.step(chosen_nodes(attempt, node), "--cpus-per-task=1", "--gres=none")
     done = ask((*where, *ranks_program(folder), "stacks", attempt.name))
     if done.missing:
-        raise UserError(
-            f"{where[0] if where else 'bash'} is not on this machine", todo="use a login node of the cluster"
-        )
+        todo = "use a login node of the cluster"
+        raise UserError(f"{where[0] if where else 'bash'} is not on this machine", todo=todo)
     if done.code != 0 and not done.out:
         raise ExternalError(f"the stacks of run {folder.id} cannot be read:\n{done.text}")
     return attempt, done.out, done.err.strip() if done.code != 0 else ""

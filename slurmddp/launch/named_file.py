@@ -27,20 +27,16 @@ def wrong_file(name: str, *, resumes: bool = False) -> UserError | None:
     if path.is_dir():
         return UserError("is a directory, not a job file", where=name, todo="give the YAML file in it")
     if not os.path.lexists(path) and (path.suffix in _PROGRAMS or near(path)):
-        return UserError(
-            f"the script {path.absolute()} does not exist", where=name, todo=near(path) or "correct its path"
-        )
+        todo = near(path) or "correct its path"
+        return UserError(f"the script {path.absolute()} does not exist", where=name, todo=todo)
     if path.suffix == ".ipynb":
         todo = f"jupyter nbconvert --to script {quoted}, then submit the script that it writes"
         return UserError("is a notebook, which cannot run as ranks", where=name, todo=todo)
     line = batch_line(path)
     if line is not None or (path.suffix in BATCH_SUFFIXES and path.is_file()):
         at = "" if line is None else f" (line {line})"
-        return UserError(
-            f"is a batch script{at}: slurmddp would run it on each rank",
-            where=name,
-            todo=f"convert it to a job file: slurmddp import {quoted} -o job.yaml",
-        )
+        todo = f"convert it to a job file: slurmddp import {quoted} -o job.yaml"
+        return UserError(f"is a batch script{at}: slurmddp would run it on each rank", where=name, todo=todo)
     if path.suffix in _PROGRAMS:
         return None
     todo = "give one of the two; `slurmddp init JOB.yaml` writes a job file"

@@ -165,9 +165,8 @@ def resolved_job(request: Request, resumed: Resumed | None = None) -> Resolved:
 def _resolved(request: Request, resumed: Resumed, *, strict: bool) -> Resolved:
     if request.job is None and request.module is None:
         if resumed.run is None:
-            raise UserError(
-                "no job file or script given", todo="add one to the command line; `slurmddp init` writes job.yaml"
-            )
+            todo = "add one to the command line; `slurmddp init` writes job.yaml"
+            raise UserError("no job file or script given", todo=todo)
         todo = f"read its job file, then pass it: {resumed.run.job_yaml} --resume {resumed.run.path}"
         own(resumed.run, to="run its commands and image with your account", todo=todo)
         request = replace(request, job=resumed.run.job_yaml)

@@ -67,10 +67,8 @@ def problems(prepared: Prepared, *, program: bool = True) -> Iterator[UserError]
             )
     yield from _expedite(plan)
     if any(char in plan.runs_root for char in ':,"\\'):
-        yield UserError(
-            f"the runs folder {plan.runs_root} contains a character that --bind does not accept",
-            todo="choose another one: --set paths.runs=FOLDER",
-        )
+        todo = "choose another one: --set paths.runs=FOLDER"
+        yield UserError(f"the runs folder {plan.runs_root} contains a character that --bind does not accept", todo=todo)
 
 
 def absent_here(prepared: Prepared, *, program: bool = True) -> Iterator[UserError]:
@@ -107,9 +105,8 @@ def _expedite(plan: Plan) -> Iterator[UserError]:
         reason = "is off on this cluster: its SlurmctldParameters have no enable_expedited_requeue"
     else:
         return
-    yield UserError(
-        f"requeue: expedite {reason}", where=f"site {plan.site.name}", todo="write `requeue: allowed` in the profile"
-    )
+    todo = "write `requeue: allowed` in the profile"
+    yield UserError(f"requeue: expedite {reason}", where=f"site {plan.site.name}", todo=todo)
 
 
 def _finished(prepared: Prepared) -> Iterator[UserError]:
@@ -130,10 +127,9 @@ def absent_inputs(prepared: Prepared) -> Iterator[UserError]:
     for label, key, path, host in _inputs(prepared):
         if not os.path.exists(host):
             seen = f" ({host} on this machine)" if host != path else ""
+            todo = "correct the path (relative paths start at the current directory), or add a bind"
             yield ElsewhereError(
-                f"{label} {path}{seen} does not exist",
-                where=prepared.resolved.location(*key),
-                todo="correct the path (relative paths start at the current directory), or add a bind",
+                f"{label} {path}{seen} does not exist", where=prepared.resolved.location(*key), todo=todo
             )
 
 
@@ -191,17 +187,13 @@ def _image(plan: Plan, site: Site, where: str, of_job: str) -> Iterator[UserErro
     if image is None:
         return
     if not os.path.exists(image):
-        yield ElsewhereError(
-            f"the image {image} does not exist", where=where, todo=f"build it: slurmddp build-image{of_job}"
-        )
+        todo = f"build it: slurmddp build-image{of_job}"
+        yield ElsewhereError(f"the image {image} does not exist", where=where, todo=todo)
     elif not plan.container.takes_sif:
         return  # such as a squashfs file of enroot's
     elif os.path.isfile(image) and not is_sif(Path(image)):
-        yield UserError(
-            f"{image} is not a SIF image",
-            where=where,
-            todo="set container.image to a .sif file, or build or copy this one again",
-        )
+        todo = "set container.image to a .sif file, or build or copy this one again"
+        yield UserError(f"{image} is not a SIF image", where=where, todo=todo)
     elif os.path.isfile(image) and (architecture := _foreign(Path(image), site)):
         yield UserError(
             f"{image} is for {architecture}, but the nodes of site {site.name} are {site.architecture}",
@@ -209,9 +201,8 @@ def _image(plan: Plan, site: Site, where: str, of_job: str) -> Iterator[UserErro
             todo=f"build it on a machine that is {site.architecture}: slurmddp build-image --on-node",
         )
     elif os.path.isdir(image) and not os.path.isdir(os.path.join(image, "usr")):
-        yield UserError(
-            f"{image} is a folder, but not a root file system", where=where, todo="set container.image to a .sif file"
-        )
+        todo = "set container.image to a .sif file"
+        yield UserError(f"{image} is a folder, but not a root file system", where=where, todo=todo)
 
 
 def _foreign(image: Path, site: Site) -> str | None:

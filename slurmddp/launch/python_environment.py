@@ -48,11 +48,8 @@ def _options(active: Environment) -> list[tuple[str, Any, str]]:
 def _venv(folder: Path, source: str) -> Environment:
     activate = folder / "bin" / "activate"
     if not activate.is_file():
-        raise UserError(
-            f"{folder} is no virtual environment: it has no bin/activate",
-            where=source,
-            todo=f"python3 -m venv {shlex.quote(str(folder))}, then pip install torch there",
-        )
+        todo = f"python3 -m venv {shlex.quote(str(folder))}, then pip install torch there"
+        raise UserError(f"{folder} is no virtual environment: it has no bin/activate", where=source, todo=todo)
     return Environment("virtual environment", folder, (f"source {shlex.quote(str(activate))}",), source)
 
 
@@ -61,10 +58,9 @@ def _conda(name: str, environment: Mapping[str, str], source: str) -> Environmen
     program = environment.get("CONDA_EXE") or shutil.which("conda", path=environment.get("PATH"))
     script = Path(program or "").parent.parent / "etc" / "profile.d" / "conda.sh"
     if not program or not script.is_file():
+        todo = "load it first (module load), or write the lines that activate it into the job file: setup: [...]"
         raise UserError(
-            "conda is not on this machine" if not program else f"conda has no {script}",
-            where=source,
-            todo="load it first (module load), or write the lines that activate it into the job file: setup: [...]",
+            "conda is not on this machine" if not program else f"conda has no {script}", where=source, todo=todo
         )
     folder = Path(name).absolute() if os.sep in name else None
     return Environment(

@@ -83,9 +83,8 @@ def find_resumed(text: str | None, environment: Mapping[str, str]) -> Resumed:
     saved = (path for run in runs for path in run.path.glob("checkpoints/[!.]*"))
     is_saved = any(layout.step_of(path) is None or layout.is_complete(path) for path in saved)
     if not is_saved and not any(map(_elsewhere, runs)):
-        raise UserError(
-            f"run {folder.id} has no complete checkpoint yet", where="--resume", todo="submit its job without --resume"
-        )
+        todo = "submit its job without --resume"
+        raise UserError(f"run {folder.id} has no complete checkpoint yet", where="--resume", todo=todo)
     return resumed_of(runs)
 
 

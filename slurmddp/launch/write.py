@@ -111,10 +111,8 @@ def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None])
         if run.code.exists() and code_hash(run.code) != hash_of(project):
             different.append(run.code)
         if different:
-            raise UserError(
-                f"{different[0]} exists with different content",
-                todo="choose another folder with --write, or remove that file",
-            )
+            todo = "choose another folder with --write, or remove that file"
+            raise UserError(f"{different[0]} exists with different content", todo=todo)
         for name, text in files.items():
             make_folder((folder / name).parent)
             if not (folder / name).exists():

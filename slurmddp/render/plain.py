@@ -23,10 +23,8 @@ def plain_script(plan: Plan, file: str) -> str:
     Raises UserError, which lists all that the job asks for and only the supervised form has.
     """
     if refusals := list(_refusals(plan)):
-        raise UserError(
-            f"--plain cannot run this job: {'; '.join(refusals)}",
-            todo="remove that from the job, or submit without --plain",
-        )
+        todo = "remove that from the job, or submit without --plain"
+        raise UserError(f"--plain cannot run this job: {'; '.join(refusals)}", todo=todo)
     program = plan.program
     return render(
         "sbatch/plain.sh.j2",

@@ -54,9 +54,8 @@ def bad_nodes(site: str, keep: float, now: float) -> list[BadNode]:
 def add(site: str, node: str, reason: str) -> None:
     """Remember a node. Raises UserError for what is no node's name, and OSError."""
     if not _NAME.fullmatch(node):
-        raise UserError(
-            f"{node!r} is not the name of a node", todo="give one name, such as node17; sinfo -N lists them"
-        )
+        todo = "give one name, such as node17; sinfo -N lists them"
+        raise UserError(f"{node!r} is not the name of a node", todo=todo)
     _append(UserNote(site, node, reason, time.time()))
 
 

@@ -81,9 +81,8 @@ def at_step(stored: list[Stored], step: int) -> Stored:
         if item.step == step:
             return item
     steps = ", ".join(str(item.step) for item in stored[:10]) + (", ..." if len(stored) > 10 else "")
-    raise UserError(
-        f"run {stored[0].run} has no checkpoint of step {step}", todo=f"its checkpoints are of steps {steps}"
-    )
+    todo = f"its checkpoints are of steps {steps}"
+    raise UserError(f"run {stored[0].run} has no checkpoint of step {step}", todo=todo)
 
 
 def resumed_from(stored: list[Stored]) -> Stored | None:

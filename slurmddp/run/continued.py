@@ -50,10 +50,8 @@ def claim(source: OwnRun, name: str, folder: RunFolder) -> None:
         other = _read(source, number)
         if other is None or other.name != name or not (how := _goes_on(other)):
             continue
-        raise UserError(
-            f"run {other.folder.id} continues run {source.id} already: it is {how}",
-            todo=f"to follow it: slurmddp status {other.folder.id}; to train both, give this one another name: --name",
-        )
+        todo = f"to follow it: slurmddp status {other.folder.id}; to train both, give this one another name: --name"
+        raise UserError(f"run {other.folder.id} continues run {source.id} already: it is {how}", todo=todo)
 
 
 def _read(source: OwnRun, number: int) -> Claim | None:

@@ -32,10 +32,8 @@ def new_id(name: str, now: datetime | None = None) -> str:
     Raises UserError for a name that makes no folder name.
     """
     if not _NAME.fullmatch(name):
-        raise UserError(
-            f"{name!r} cannot be the name of a run",
-            todo="use at most 100 letters, digits and . _ + -, and begin with a letter or digit",
-        )
+        todo = "use at most 100 letters, digits and . _ + -, and begin with a letter or digit"
+        raise UserError(f"{name!r} cannot be the name of a run", todo=todo)
     moment = (now or datetime.now()).strftime("%Y%m%d-%H%M%S")
     # SystemRandom: runs of the same second differ even if a program has seeded `random`.
     suffix = "".join(random.SystemRandom().choices(string.ascii_lowercase + string.digits, k=4))

@@ -88,9 +88,8 @@ def read_any(folder: RunFolder) -> dict[str, Any]:
     try:
         facts = read_json(folder.manifest, folder.path)
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"the manifest cannot be read: {error}", where=str(folder.manifest), todo="check that this is a run folder"
-        ) from error
+        todo = "check that this is a run folder"
+        raise UserError(f"the manifest cannot be read: {error}", where=str(folder.manifest), todo=todo) from error
     if not isinstance(facts, dict) or not isinstance(facts.get("schema"), int):
         raise UserError("this file is not a slurmddp manifest", where=str(folder.manifest))
     return facts
@@ -126,12 +125,11 @@ def _other_version(facts: Mapping[str, Any]) -> str | None:
 
 
 def _refusal(folder: RunFolder, other: str, more: str = "") -> UserError:
-    return UserError(
-        f"{other}{f'. {more}' if more else ''}",
-        where=str(folder.manifest),
-        todo=f"use the slurmddp that made it, or read its logs in {folder.logs}. `slurmddp cancel {folder.id}` works. "
-        f"To submit its job again: slurmddp submit {folder.job_yaml}",
+    todo = (
+        f"use the slurmddp that made it, or read its logs in {folder.logs}. `slurmddp cancel {folder.id}` works. "
+        f"To submit its job again: slurmddp submit {folder.job_yaml}"
     )
+    return UserError(f"{other}{f'. {more}' if more else ''}", where=str(folder.manifest), todo=todo)
 
 
 def git_facts(project: Path) -> dict[str, Any] | None:

@@ -53,10 +53,8 @@ def _read(item: Item) -> tuple[os.stat_result, bytes] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise UserError(
-            f"{shown(str(item.source))} cannot be read: {error.strerror}",
-            todo="make it readable, or exclude it from train.project (.gitignore)",
-        ) from error
+        todo = "make it readable, or exclude it from train.project (.gitignore)"
+        raise UserError(f"{shown(str(item.source))} cannot be read: {error.strerror}", todo=todo) from error
 
 
 def _make_folder(source: Path, destination: Path, relative: str, made: set[str]) -> None:

@@ -92,9 +92,8 @@ def read_ignore(project: Path) -> ProjectIgnore:
         try:
             patterns.append((pattern.startswith("!"), _expression(pattern.removeprefix("!"))))
         except (ValueError, re.error):
-            raise UserError(
-                f"the pattern {line[:80]!r} is broken", where=f"{file}:{number}", todo="see gitignore(5)"
-            ) from None
+            todo = "see gitignore(5)"
+            raise UserError(f"the pattern {line[:80]!r} is broken", where=f"{file}:{number}", todo=todo) from None
     return ProjectIgnore(tuple(patterns))
 
 

@@ -22,8 +22,5 @@ def read(folder: RunFolder) -> Submission | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise UserError(
-            f"this file is damaged: {error}",
-            where=str(folder.submission),
-            todo="find the job with `squeue --me`, or with sacct: its name is `name` in job.yaml",
-        ) from error
+        todo = "find the job with `squeue --me`, or with sacct: its name is `name` in job.yaml"
+        raise UserError(f"this file is damaged: {error}", where=str(folder.submission), todo=todo) from error

@@ -94,9 +94,8 @@ def survey(
         walk.folder("")
         walk.warn()
     else:
-        raise UserError(
-            f"{source} is neither a folder nor a file", where="train.project", todo="set it to the folder of your code"
-        )
+        todo = "set it to the folder of your code"
+        raise UserError(f"{source} is neither a folder nor a file", where="train.project", todo=todo)
     if project.size > limit:
         raise _too_large(project, limit, f"{human(project.size)} in {len(project.items)} files")
     _resolve_folder_links(project)
@@ -191,10 +190,9 @@ class _Walk:
         if self.seen > self.max_files:
             raise _too_many(self.project, self.limit, f"more than {self.max_files:,} files")
         if relative.count("/") > _DEEPEST:
+            todo = "use a smaller train.project, or snapshot: false"
             raise UserError(
-                f"{shown(relative[:80])}... is nested deeper than {_DEEPEST} folders",
-                where="train.project",
-                todo="use a smaller train.project, or snapshot: false",
+                f"{shown(relative[:80])}... is nested deeper than {_DEEPEST} folders", where="train.project", todo=todo
             )
         if self.ignore.ignored(relative):
             self.project.leave_out(f"by {NAME}")
@@ -356,11 +354,10 @@ def _resolve_folder_links(project: Survey) -> None:
 
 
 def _unreadable(path: Path, error: OSError) -> UserError:
-    return UserError(
-        f"{shown(str(path))} cannot be read: {error.strerror}",
-        todo="make it readable, or exclude it: .gitignore in a git repository, a smaller train.project, "
-        "or snapshot: false",
+    todo = (
+        "make it readable, or exclude it: .gitignore in a git repository, a smaller train.project, or snapshot: false"
     )
+    return UserError(f"{shown(str(path))} cannot be read: {error.strerror}", todo=todo)
 
 
 _TODO = (

@@ -62,9 +62,8 @@ class OwnSweep(Sweep):
             assert self.held is not None
             self.held.read(path, 1)
         except OSError as error:
-            raise UserError(
-                f"cannot be used: {error.strerror}", where=str(path), todo="submit the sweep again"
-            ) from None
+            todo = "submit the sweep again"
+            raise UserError(f"cannot be used: {error.strerror}", where=str(path), todo=todo) from None
         return path
 
 

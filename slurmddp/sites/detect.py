@@ -73,10 +73,8 @@ def decide(found: Survey) -> tuple[str, str] | None:
     if len(best) > 1:
         number = "two" if len(best) == 2 else len(best)
         each = " and ".join(f"{item.site} ({item.why})" for item in best)
-        raise UserError(
-            f"this host matches {number} sites equally well: {each}",
-            todo=f"select one: --site {site}, or `site: {site}` in the job file or in ~/.config/slurmddp/config.yaml",
-        )
+        todo = f"select one: --site {site}, or `site: {site}` in the job file or in ~/.config/slurmddp/config.yaml"
+        raise UserError(f"this host matches {number} sites equally well: {each}", todo=todo)
     return site, f"detected: {best[0].why}"
 
 

@@ -65,9 +65,8 @@ def sync(
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             lock = os.open(f"{to}.lock", flags, 0o644, dir_fd=inside)
     except OSError as error:
-        raise UserError(
-            f"cannot be written: {error.strerror}", where=str(place), todo="copy the run folder, then sync the copy"
-        ) from None
+        todo = "copy the run folder, then sync the copy"
+        raise UserError(f"cannot be written: {error.strerror}", where=str(place), todo=todo) from None
     try:
         _lock(lock, folder, to)
         work = _Sync(folder, to, place)
@@ -82,9 +81,8 @@ def _lock(descriptor: int, folder: OwnRun, to: str) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UserError(
-            f"another sync of run {folder.id} to {to} is running", todo="wait for it, or stop it first"
-        ) from None
+        todo = "wait for it, or stop it first"
+        raise UserError(f"another sync of run {folder.id} to {to} is running", todo=todo) from None
     except OSError:
         return  # a file system without locks
 

@@ -139,9 +139,8 @@ def _refuse(prepared: Prepared) -> None:
     """Raise UserError for a job that cannot be rehearsed."""
     plan = prepared.plan
     if not plan.site.queues:
-        raise UserError(
-            f"site {plan.site.name} has no Slurm, so nothing would requeue the job", todo="use a cluster's site"
-        )
+        todo = "use a cluster's site"
+        raise UserError(f"site {plan.site.name} has no Slurm, so nothing would requeue the job", todo=todo)
 
 
 class Rehearsal:

@@ -88,9 +88,8 @@ def is_batch_script(name: object) -> bool:
 
 def _names(request: Request) -> list[str]:
     if request.options:
-        raise UserError(
-            f"{request.options[0][2]} needs a job file", todo="remove it: a batch script has its own options"
-        )
+        todo = "remove it: a batch script has its own options"
+        raise UserError(f"{request.options[0][2]} needs a job file", todo=todo)
     names = [*([str(request.job)] if request.job else []), *request.args]
     if not names:
         raise UserError("no batch script given", todo="slurmddp check train.sbatch")

@@ -44,9 +44,8 @@ def listen(port: int) -> socket.socket:
     try:
         return socket.create_server(("127.0.0.1", port))
     except OSError as error:
-        raise UserError(
-            f"port {port} cannot be used on this machine: {error.strerror}", todo="choose another with --local-port"
-        ) from None
+        todo = "choose another with --local-port"
+        raise UserError(f"port {port} cannot be used on this machine: {error.strerror}", todo=todo) from None
 
 
 def forward(

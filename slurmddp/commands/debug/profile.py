@@ -32,10 +32,8 @@ def ask_for_profile(folder: OwnRun, steps: int, *, all_ranks: bool) -> int:
     """
     running_attempt(folder)
     if not folder.job_json.exists():
-        raise UserError(
-            f"run {folder.id} runs your own script, whose steps slurmddp does not control",
-            todo="use torch.profiler in the script, or `slurmddp debug stacks`",
-        )
+        todo = "use torch.profiler in the script, or `slurmddp debug stacks`"
+        raise UserError(f"run {folder.id} runs your own script, whose steps slurmddp does not control", todo=todo)
     if folder.profile_request.exists():
         raise UserError(
             f"a profile of run {folder.id} was requested before, and has not begun",

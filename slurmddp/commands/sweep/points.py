@@ -63,10 +63,8 @@ class Planned(NamedTuple):
 def read_points(grids: Sequence[str], rows: Path | None, *, many: bool) -> list[Point]:
     """Return the points of --grid or --rows. Raises UserError."""
     if bool(grids) == (rows is not None):
-        raise UserError(
-            "a sweep needs either --grid or --rows",
-            todo="for example --grid train.optimizer.lr=1e-3,3e-4 --grid train.seed=0..4",
-        )
+        todo = "for example --grid train.optimizer.lr=1e-3,3e-4 --grid train.seed=0..4"
+        raise UserError("a sweep needs either --grid or --rows", todo=todo)
     points = list(_table(rows, many)) if rows is not None else _grid(grids, many)
     if not points:
         raise UserError("has no rows below its header, so the sweep has no points", where=str(rows))
@@ -127,9 +125,8 @@ def _table(path: Path, many: bool) -> Iterator[Point]:
     _refuse_many(len(rows), many)
     for column, key in enumerate(keys):
         if rows and not any(len(cells) > column and cells[column] for _, cells in rows):
-            raise UserError(
-                f"no row has a value for the column {key}", where=str(path), todo="remove the column, or fill it"
-            )
+            todo = "remove the column, or fill it"
+            raise UserError(f"no row has a value for the column {key}", where=str(path), todo=todo)
     for number, cells in rows:
         if len(cells) > len(keys):
             raise UserError(f"has {len(cells)} cells for {len(keys)} keys", where=f"{path}:{number}")

@@ -176,9 +176,8 @@ def _of_environment(remarks: list[str]) -> Iterator[tuple[str, Credentials]]:
     """The registry and the credentials of each pair of variables."""
     named = os.environ.get(HOST_VARIABLE, "").strip()
     if named and not is_registry(named):
-        raise UserError(
-            f"{named!r} is not a registry", where=HOST_VARIABLE, todo="write HOST or HOST:PORT, such as ghcr.io"
-        )
+        todo = "write HOST or HOST:PORT, such as ghcr.io"
+        raise UserError(f"{named!r} is not a registry", where=HOST_VARIABLE, todo=todo)
     for prefix in _PREFIXES:
         username = os.environ.get(f"{prefix}_USERNAME")
         password = os.environ.get(f"{prefix}_PASSWORD")

@@ -78,9 +78,8 @@ def not_found(body: bytes, host: str, image: str, digest: str | None) -> UserErr
         return UserError(f"{image} does not exist: {host} has no image of this name", todo="check the name")
     if code == "MANIFEST_UNKNOWN":
         return UserError(f"{image} does not exist: {host} has no such tag", todo="check the tag, and the name")
-    return UserError(
-        f"{image} does not exist at {host} (status 404)", todo="check name and tag, and that this host is a registry"
-    )
+    todo = "check name and tag, and that this host is a registry"
+    return UserError(f"{image} does not exist at {host} (status 404)", todo=todo)
 
 
 def error_code(body: bytes) -> str | None:

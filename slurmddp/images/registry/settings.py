@@ -108,9 +108,8 @@ class RegistrySettings:
         where = f"the mirror of {registry}"
         if (mark and given not in ("http", "https")) or not host or not base.isprintable() or set(base) & set(" ?#@"):
             # An address with a password in it must not be shown
-            raise UserError(
-                "it is not HOST[:PORT][/PATH]", where=where, todo="write it like mirror.example.org/docker-hub"
-            )
+            todo = "write it like mirror.example.org/docker-hub"
+            raise UserError("it is not HOST[:PORT][/PATH]", where=where, todo=todo)
         plain = self.plain_allowed(host)
         if given == "http" and mark and not plain:
             message = f"{host} would be reached over plain HTTP, which is not allowed for it"

@@ -31,11 +31,8 @@ def plan_batch(wanted: Batch, nodes: NodePlan, location: str) -> tuple[BatchPlan
     world = nodes.world
     if wanted.even and (world is None or wanted.weights):
         reason = "batch.weights make the shares uneven" if wanted.weights else "only the running job knows its ranks"
-        raise UserError(
-            f"batch.even is true, but {reason}",
-            where=location,
-            todo="remove it: every sample has the same weight either way",
-        )
+        todo = "remove it: every sample has the same weight either way"
+        raise UserError(f"batch.even is true, but {reason}", where=location, todo=todo)
     if world is None:
         return _on_the_nodes(wanted, location)
     total, micro, steps = wanted.global_, wanted.micro, wanted.accumulation
@@ -57,11 +54,8 @@ def plan_batch(wanted: Batch, nodes: NodePlan, location: str) -> tuple[BatchPlan
             f"batches are uneven (every sample weighs the same). Even batches nearby: {near}"
         )
         if wanted.even:
-            raise UserError(
-                text.split(":")[0],
-                where=location,
-                todo=f"batch.global {near.replace(' and ', ' or ')}, or batch.even: false",
-            )
+            todo = f"batch.global {near.replace(' and ', ' or ')}, or batch.even: false"
+            raise UserError(text.split(":")[0], where=location, todo=todo)
         notes.append(Note("note", text))
     uneven = uneven_nodes(plan, nodes)
     if uneven and even:

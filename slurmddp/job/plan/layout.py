@@ -85,9 +85,8 @@ def gpus_per_node(resolved: Resolved) -> int:
     if resolved.site.gpu_vendor == "none":
         if count:
             here = "no GPU was found on this machine" if not resolved.site.queues else None
-            raise UserError(
-                here or f"site {resolved.site.name} has no GPUs", where=location, todo="set gpus_per_node to 0"
-            )
+            todo = "set gpus_per_node to 0"
+            raise UserError(here or f"site {resolved.site.name} has no GPUs", where=location, todo=todo)
         return 0
     if count is None and is_auto(resolved):
         return 0 if partition.gpus_per_node == 0 else 1

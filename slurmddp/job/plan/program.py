@@ -35,10 +35,8 @@ def plan_program(job: Job, context: Context) -> Program:
         return Program(script, False, train.args, None, (project,))
     inside = os.path.relpath(script, project)
     if inside.split("/")[0] == "..":
-        raise UserError(
-            f"the script {script} is outside of train.project {project}",
-            todo="set train.project to a folder that contains it",
-        )
+        todo = "set train.project to a folder that contains it"
+        raise UserError(f"the script {script} is outside of train.project {project}", todo=todo)
     return Program(f"code/project/{inside}", True, train.args, project, ("code/project",))
 
 
@@ -91,10 +89,9 @@ def check_image(resolved: Resolved) -> None:
             "  -> with an environment that has torch: activate it before you submit, or --venv DIR, or --conda NAME",
         )
     if "://" in container.image:
+        todo = f"build a .sif from it first: slurmddp build-image image.sif --base {container.image}"
         raise UserError(
-            f"container.image is {container.image}, which every node would have to download",
-            where=where,
-            todo=f"build a .sif from it first: slurmddp build-image image.sif --base {container.image}",
+            f"container.image is {container.image}, which every node would have to download", where=where, todo=todo
         )
 
 
@@ -156,10 +153,8 @@ def _binds(resolved: Resolved, program: Program, context: Context) -> tuple[Bind
     places = [Bind(path, path, "rw") for path in (job.paths.cache, job.paths.node) if path]
     for made in (*binds, *places):
         if any(char in made.source + made.destination for char in ':,"\\'):
-            raise UserError(
-                f"the path {made.source!r} contains a character that --bind does not accept",
-                todo="rename it, or link to it",
-            )
+            todo = "rename it, or link to it"
+            raise UserError(f"the path {made.source!r} contains a character that --bind does not accept", todo=todo)
     # A resolved job holds the site's binds as well: the same one twice is one.
     unique: dict[str, Bind] = {}
     for made in binds:

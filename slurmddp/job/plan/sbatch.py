@@ -103,6 +103,5 @@ def missing_settings(resolved: Resolved) -> list[UserError]:
 
 
 def _rejected(resolved: Resolved, flag: str, *key: str) -> UserError:
-    return UserError(
-        f"site {resolved.site.name} rejects jobs with {flag}", where=resolved.location(*key), todo="remove it"
-    )
+    todo = "remove it"
+    return UserError(f"site {resolved.site.name} rejects jobs with {flag}", where=resolved.location(*key), todo=todo)

@@ -111,18 +111,15 @@ def look(only: Collection[str], environment: Mapping[str, str], cluster: Cluster
     Raises UserError where there is no Slurm, or no such partition, ExternalError where Slurm does not answer.
     """
     if shutil.which("scontrol", path=environment.get("PATH")) is None:
-        raise UserError(
-            "no Slurm on this machine: scontrol is not in PATH",
-            todo="run this on a login node of the cluster (some need `module load slurm`)",
-        )
+        todo = "run this on a login node of the cluster (some need `module load slurm`)"
+        raise UserError("no Slurm on this machine: scontrol is not in PATH", todo=todo)
     cluster = cluster or Cluster()
     config, rows, nodes = cluster.config, cluster.partitions, cluster.all_nodes
     if config is None or rows is None or nodes is None:
         raise ExternalError("Slurm's commands did not answer:\n" + "\n".join(cluster.silent))
     if unknown := sorted(set(only) - set(rows)):
-        raise UserError(
-            f"Slurm knows no partition {unknown[0]}", where="--partition", todo=f"use one of: {', '.join(rows)}"
-        )
+        todo = f"use one of: {', '.join(rows)}"
+        raise UserError(f"Slurm knows no partition {unknown[0]}", where="--partition", todo=todo)
     left_out = {name: reason for name, row in rows.items() if (reason := _left_out(name, row, only))}
     described = {name: row for name, row in rows.items() if name not in left_out}
     today = datetime.date.today().isoformat()
