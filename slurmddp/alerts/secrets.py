@@ -12,18 +12,24 @@ import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
-from slurmddp.alerts.last import PREFIX
 from slurmddp.errors import UserError
-from slurmddp.job.plan.model import AlertTarget
+from slurmddp.job.plan.model import AlertsPlan, AlertTarget
 from slurmddp.records.address import LONGEST, is_address, may_be_sent_to
+from slurmddp.records.alert import Alert
 from slurmddp.run.evidence import evidence
 from slurmddp.run.layout import RunFolder
+from slurmddp.supervisor import post
+from slurmddp.supervisor.compose import compose
 from slurmddp.supervisor.spool import BESIDE_ADDRESSES
 
 #: The file in a run's secrets that says where its folder is; a name with a dot is none of an address.
 _OWNER = ".run"
 #: The file with the variables of `environment_from`, which node.sh reads: NAME=VALUE, a NUL byte behind each.
 _VARIABLES = ".environment"
+#: The first part of the names of the files with last alerts, beside the addresses; job.sh looks for it.
+_LAST = ".last."
+#: Where job.sh puts the time in them.
+_NOW = "@now@"
 #: How long the secrets of a run that has ended stay: an operator may requeue it, and then it waits in the queue.
 _KEPT_SECONDS = 30 * 86400
 
@@ -90,7 +96,7 @@ def keep(
 ) -> None:
     """Write a run's secrets where its job finds them: files of mode 0600. last: of `last_alerts`. Raises UserError."""
     texts = {name: f"{text}\n" for name, text in addresses.items()}
-    texts.update((PREFIX + name, text) for name, text in (last or {}).items())
+    texts.update((_LAST + name, text) for name, text in (last or {}).items())
     texts[_OWNER] = f"{folder.path}\n"
     if variables:
         texts[_VARIABLES] = "".join(f"{name}={value}\0" for name, value in variables.items())
@@ -213,3 +219,20 @@ def _checked(text: str, target: AlertTarget, where: str) -> str:
             todo="use the https address; or, in a network that you trust, set `insecure: true` for this target",
         )
     return text
+
+
+def last_alerts(alerts: AlertsPlan, payloads: Mapping[str, str], run_id: str, folder: str) -> dict[str, str]:
+    """Return the last alert of a job that cannot start its supervisor: curl's configuration without the address, for
+    each target that hears of failures from the nodes. job.sh sends it.
+
+    payloads: by the target's name.
+    """
+    configs = {}
+    cause = f"job.sh could not start the supervisor on its node: see {folder}/logs/job.log"
+    alert = Alert("failed", "failed", cause, "not restarted automatically", run=run_id, folder=folder)
+    for target in alerts.targets:
+        composed = compose(target.name, payloads[target.name], alert._replace(time=_NOW))  # type: ignore[arg-type]
+        if composed is not None and composed.leave != "login":
+            proto = ("proto", "=http,https" if target.insecure else "=https")
+            configs[target.name] = post.config(proto, *post.request(composed.message, composed.proxy)).decode()
+    return configs

@@ -8,7 +8,6 @@ import typer
 
 from slurmddp.api import look
 from slurmddp.commands import options as opt
-from slurmddp.commands.run_options import LAST, Run, Yes, confirm
 from slurmddp.launch.cancel import cancel_other_version, cancel_run, wait_for_job, wait_until_over
 from slurmddp.launch.find import find_any_version
 from slurmddp.run.gate import own
@@ -17,16 +16,16 @@ from slurmddp.run.state import next_commands
 
 
 def cancel(
-    run: Run = LAST,
+    run: opt.Run = opt.LAST,
     now: bool = opt.flag("--now", "Cancel at once, with no time to save"),
     wait: bool = opt.flag("--wait", "Wait until the job has exited"),
-    yes: Yes = False,
+    yes: opt.Yes = False,
     as_json: opt.Json = False,
 ) -> None:
     """Cancel a run. A bundled task saves a checkpoint first; a script of your own has some time to save, then gets
     SIGTERM. The job is not requeued."""
     folder = own(find_any_version(run, os.environ), to="cancel it")
-    confirm(run, folder, "cancel", yes=yes)
+    opt.confirm(run, folder, "cancel", yes=yes)
     older = other_version(folder)
     done = cancel_other_version(folder, now=now) if older else cancel_run(folder, now=now)
     if not as_json:

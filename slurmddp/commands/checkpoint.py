@@ -12,7 +12,6 @@ import typer
 from slurmddp.commands import options as opt
 from slurmddp.commands.help import App
 from slurmddp.commands.listed import BY_NAME
-from slurmddp.commands.run_options import LAST, Run
 from slurmddp.commands.terminal import exit_on_signals
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.launch.find import find_own_run, find_run
@@ -122,14 +121,14 @@ def _when(seconds: float) -> str:
 Step = Annotated[int | None, typer.Option(min=0, metavar="N", help="Verify only the checkpoint of this step")]
 
 
-def list_checkpoints(run: Run = LAST, as_json: opt.Json = False) -> None:
+def list_checkpoints(run: opt.Run = opt.LAST, as_json: opt.Json = False) -> None:
     """List the checkpoints of a run and of the runs it resumed from, and mark the one to resume from."""
     folder = find_run(run, os.environ)
     stored = survey(folder)
     opt.show(as_json, [as_dict(item, stored) for item in stored], table(folder, stored, leftovers(folder)))
 
 
-def verify(run: Run = LAST, step: Step = None, as_json: opt.Json = False) -> None:
+def verify(run: opt.Run = opt.LAST, step: Step = None, as_json: opt.Json = False) -> None:
     """Check every file of a run's checkpoints against its hash. Exit code: 0 all good, 1 some damaged."""
     stored = checkpoints.own(find_run(run, os.environ))
     verified = []
@@ -146,7 +145,7 @@ def verify(run: Run = LAST, step: Step = None, as_json: opt.Json = False) -> Non
 
 def prune(
     keep: int = opt.value("N", "Keep the N newest good checkpoints", default=..., min=1),
-    run: Run = LAST,
+    run: opt.Run = opt.LAST,
     keep_every: int | None = opt.value("M", "Also keep checkpoints whose step is a multiple of M", min=1),
     dry_run: bool = opt.flag("--dry-run", "Show what would be removed; remove nothing"),
     force: bool = opt.flag("--force", "Prune even while the run is pending or running"),
@@ -166,7 +165,7 @@ def prune(
 
 
 def export(
-    run: Run = LAST,
+    run: opt.Run = opt.LAST,
     step: int | None = opt.value("N", "Step of the checkpoint  [default: the newest good one]", min=0),
     format_: str | None = opt.value(
         "pt|safetensors", "File format  [default: from the suffix of FILE, else pt]", "--format"

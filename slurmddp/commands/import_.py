@@ -8,8 +8,7 @@ import typer
 
 from slurmddp.commands import options as opt
 from slurmddp.commands.init import say_site
-from slurmddp.commands.new_file import write_new
-from slurmddp.commands.terminal import write_exactly
+from slurmddp.commands.terminal import write_exactly, write_new
 from slurmddp.scripts.imports.write import import_script
 
 

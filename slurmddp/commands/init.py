@@ -17,7 +17,7 @@ import typer
 from pydantic import ValidationError
 
 from slurmddp.commands import options as opt
-from slurmddp.commands.new_file import write_new
+from slurmddp.commands.terminal import write_new
 from slurmddp.container import runtime_named
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.images.base import is_sif

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from slurmddp.api import look
 from slurmddp.commands import options as opt
-from slurmddp.commands.run_options import LAST, Run, send_waiting
 from slurmddp.commands.terminal import write_line, write_lines
 from slurmddp.errors import UserError
 from slurmddp.launch.find import find_run
@@ -159,7 +158,7 @@ class _Asking:
 
 
 def logs(
-    run: Run = LAST,
+    run: opt.Run = opt.LAST,
     follow: bool = opt.flag("--follow", "Follow the logs until the run is over", "-f"),
     node: str | None = opt.value("NAME", "Show only this node"),
     attempt: int | None = opt.value("N", "Show only this attempt", min=0),
@@ -172,7 +171,7 @@ def logs(
     """Show the logs of a run: job.sh first, then each node, attempt by attempt."""
     folder = find_run(run, os.environ)
     follower = select(folder, Selection(node, attempt, rank, tail, as_json), follow=follow)
-    send_waiting([folder])
+    opt.send_waiting([folder])
     if follow:
         for line in follow_logs(follower, lambda: look(folder), opt.say):
             write_line(line)

@@ -14,6 +14,7 @@ from slurmddp.styled import exact, join, labelled
 if TYPE_CHECKING:
     from slurmddp.job.resolve import Request
     from slurmddp.launch.prepare import Prepared
+    from slurmddp.run.layout import RunFolder
 
 
 def site_names(incomplete: str) -> list[str]:
@@ -45,6 +46,17 @@ Site = Annotated[
     typer.Option(metavar="SITE", help="Site profile: a name, or a YAML file", autocompletion=site_names),
 ]
 Explain = Annotated[str | None, typer.Option(metavar="KEY", help="Show where a setting comes from, then exit")]
+Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="Run id (or its first characters), job id, run folder, or last (of this folder)",
+        autocompletion=run_names,
+    ),
+]
+#: Which run is meant where none is named.
+LAST = "last"
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask if `last` is a run of another folder")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout")]
 Resume = Annotated[
     str | None,
@@ -280,3 +292,30 @@ def show_explanation(prepared: "Prepared", key: str) -> None:
 
         job = prepared.resolved.job
         typer.echo(f"  {explain_stop_lead(job.resources.time, job.timeouts.stop, prepared.resumed.longest_save)}")
+
+
+def confirm(run: str, folder: "RunFolder", action: str, *, yes: bool) -> None:
+    """Name the run before something is done to it; ask if `last` means one that was not submitted from this folder.
+
+    Raises UserError where nobody can be asked, or the answer is no.
+    """
+    from slurmddp.run import index
+
+    say(f"run     {folder.id}\nfolder  {folder.path}")
+    if run != LAST or yes or index.is_here(folder):
+        return
+    todo = f"slurmddp {action} {folder.id}, or add --yes"
+    message = f"the last run was submitted from another folder: {folder.id}"
+    if not sys.stdin.isatty():
+        raise UserError(message, where="last", todo=todo)
+    if not typer.confirm(f"It was submitted from another folder: {action} it?", err=True):
+        raise UserError(f"nothing was done: {message}", todo=todo)
+
+
+def send_waiting(folders: "Iterable[RunFolder]") -> None:
+    """Send delayed alerts, in two seconds at most, and say so: other commands do this on their way."""
+    from slurmddp.alerts.spool import deliver_all
+
+    done = deliver_all(folders)
+    if done.sent:
+        say(f"note: sent {done.sent} delayed alert{'s' if done.sent > 1 else ''}")

@@ -21,8 +21,7 @@ from typing import NamedTuple
 from slurmddp.commands import options as opt
 from slurmddp.commands.debug.port import forward, listen, say_address
 from slurmddp.commands.listed import BY_NAME, Listed
-from slurmddp.commands.new_file import write_new
-from slurmddp.commands.terminal import Progress
+from slurmddp.commands.terminal import Progress, write_new
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.job.document import read_file
 from slurmddp.job.resolve import REMOTE_DIR

@@ -9,8 +9,7 @@ from typing import Any
 import typer
 
 from slurmddp.commands import options as opt
-from slurmddp.commands.new_file import write_new
-from slurmddp.commands.run_options import LAST, Run
+from slurmddp.commands.terminal import write_new
 from slurmddp.errors import UserError
 from slurmddp.launch.find import find_run
 from slurmddp.records.events import keys_of
@@ -46,7 +45,7 @@ def _dict(run: Facts) -> dict[str, Any]:
 
 
 def report(
-    run: Run = LAST,
+    run: opt.Run = opt.LAST,
     output: Path | None = opt.value("FILE", "File to write, or a folder for RUN.html", "-o", "--output"),
     compare: str | None = opt.value("RUN2", "Second run, to compare with", complete=opt.run_names),
     force: bool = opt.flag("--force", "Replace FILE if it exists"),

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.commands import options as opt
-from slurmddp.commands.run_options import LAST, Run, Yes, confirm
 from slurmddp.commands.submit import DryRunOption, hand_over, show_dry_run
 from slurmddp.errors import UserError
 from slurmddp.job.document import read_file
@@ -113,17 +112,17 @@ def _plain(path: Path) -> str:
 
 
 def rerun(
-    run: Run = LAST,
+    run: opt.Run = opt.LAST,
     workdir: str | None = opt.value("submit|run|DIR", "Where your script runs, if not where it ran before"),
     dry_run: DryRunOption = False,
-    yes: Yes = False,
+    yes: opt.Yes = False,
     as_json: opt.Json = False,
 ) -> None:
     """Submit a run again from its start, with the code, image and configuration that it had."""
     todo = "read its job file, then submit it: slurmddp submit RUN_FOLDER/job.yaml"
     folder = find_own_run(run, os.environ, to="run its code with your account", todo=todo)
     if not dry_run:
-        confirm(run, folder, "rerun", yes=yes)
+        opt.confirm(run, folder, "rerun", yes=yes)
     prepared = prepare_again(folder, opt.say, workdir=workdir)
     if dry_run:
         show_dry_run(prepared, as_json=as_json)

@@ -6,7 +6,6 @@ import os
 from dataclasses import replace
 
 from slurmddp.commands import options as opt
-from slurmddp.commands.run_options import LAST, Run, Yes, confirm
 from slurmddp.commands.submit import DryRunOption, hand_over, show_dry_run
 from slurmddp.job.resolve import Request
 from slurmddp.launch.find import find_run
@@ -15,7 +14,11 @@ from slurmddp.launch.prepare import prepare, prepare_or_refuse
 
 @opt.job_command(without=("job", "args", "module"))
 def resume(
-    request: Request, run: Run = LAST, dry_run: DryRunOption = False, yes: Yes = False, as_json: opt.Json = False
+    request: Request,
+    run: opt.Run = opt.LAST,
+    dry_run: DryRunOption = False,
+    yes: opt.Yes = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Continue a run from its newest checkpoint, in a new run. The same as `submit --resume RUN`. A script of your own
     gets the checkpoint folders of the older runs in SLURMDDP_RESUME_FROM."""
@@ -23,5 +26,5 @@ def resume(
     if dry_run:
         show_dry_run(*prepare_or_refuse(request), as_json=as_json)
         return
-    confirm(run, find_run(run, os.environ), "resume", yes=yes)
+    opt.confirm(run, find_run(run, os.environ), "resume", yes=yes)
     hand_over(prepare(request), as_json=as_json)

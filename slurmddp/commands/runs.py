@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slurmddp.commands import options as opt
-from slurmddp.commands.run_options import send_waiting
 from slurmddp.errors import UserError
 from slurmddp.launch.find import known_runs
 from slurmddp.launch.requeue_hold import release_hold
@@ -179,4 +178,4 @@ def look_after(rows: Sequence[Row]) -> None:
     for row in rows:
         if row.status and (note := release_hold(row.folder, row.status.facts, row.status.view)):
             opt.say(f"note: {row.folder.id}: {note}")
-    send_waiting([row.folder for row in rows])
+    opt.send_waiting([row.folder for row in rows])

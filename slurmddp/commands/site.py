@@ -21,13 +21,12 @@ from slurmddp.report.explain import leaves, raw, sources
 from slurmddp.run import bad_nodes as known
 from slurmddp.shared.units import clock
 from slurmddp.sites.catalogue import Catalogue
-from slurmddp.sites.detect import decide, survey
+from slurmddp.sites.detect import decide, select, survey
 from slurmddp.sites.draft.live import look
 from slurmddp.sites.draft.probe import probe as look_on_nodes
 from slurmddp.sites.draft.write import Target
 from slurmddp.sites.host import this_host
 from slurmddp.sites.problems import problems
-from slurmddp.sites.select import select
 from slurmddp.styled import columns, exact
 from slurmddp.visible import one_line
 

@@ -15,7 +15,6 @@ import typer
 from slurmddp.api import look
 from slurmddp.commands import options as opt
 from slurmddp.commands.logs import ASK_EVERY
-from slurmddp.commands.run_options import LAST, Run, send_waiting
 from slurmddp.commands.terminal import Screen, shows_blocks
 from slurmddp.errors import UserError
 from slurmddp.launch.cancel import refuse_other_version
@@ -144,7 +143,7 @@ LOOK_EVERY = 2.0
 
 
 def status(
-    run: Run = LAST,
+    run: opt.Run = opt.LAST,
     watch: bool = opt.flag("--watch", "Show it live, with curves, until the run is over"),
     time: bool = opt.flag("--time", "Show where the run's time went, to the second"),
     as_json: opt.Json = False,
@@ -159,7 +158,7 @@ def status(
     opt.needs((output, "-o", prometheus, "--prometheus"))
     folder = find_any_version(run, os.environ)
     refuse_other_version(folder)
-    send_waiting([folder])
+    opt.send_waiting([folder])
     run_status = _watch(folder, as_json=as_json) if watch else look(folder)
     if prometheus and output:
         write_whole(output, prometheus_text(run_status, _ledger(run_status)))

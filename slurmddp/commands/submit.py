@@ -15,8 +15,7 @@ from slurmddp.alerts import secrets
 from slurmddp.assets import package_folder
 from slurmddp.cluster.client import Slurm
 from slurmddp.commands import options as opt
-from slurmddp.commands.new_file import write_new
-from slurmddp.commands.terminal import Progress, write_exactly
+from slurmddp.commands.terminal import Progress, write_exactly, write_new
 from slurmddp.errors import UserError, each_once, together
 from slurmddp.job.plan.model import Plan
 from slurmddp.job.resolve import Request

@@ -8,7 +8,6 @@ import typer
 
 from slurmddp.api import ASK_EVERY, await_event, look
 from slurmddp.commands import options as opt
-from slurmddp.commands.run_options import LAST, Run
 from slurmddp.errors import UserError
 from slurmddp.launch.find import find_own_run
 from slurmddp.run.evidence import evidence
@@ -19,7 +18,7 @@ from slurmddp.trackers.sync import sync as send
 
 def sync(
     to: str = opt.value("TRACKER", "wandb, mlflow or tensorboard", "--to", default=..., complete=opt.tracker_names),
-    run: Run = LAST,
+    run: opt.Run = opt.LAST,
     follow: bool = opt.flag("--follow", "Continue until the run is over", "-f"),
     as_json: opt.Json = False,
 ) -> None:

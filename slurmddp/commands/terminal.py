@@ -9,8 +9,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TextIO, cast
 
+from slurmddp.errors import UserError
 from slurmddp.styled import Style, Styled, fold, join
 from slurmddp.visible import visible, with_colours
 
@@ -179,6 +181,27 @@ def write_exactly(data: bytes) -> None:
         stream.flush()
         stream.buffer.write(data)
         stream.buffer.flush()
+
+
+def write_new(
+    path: Path, text: str, *, force: bool = False, todo: str = "choose another name, or remove that file"
+) -> None:
+    """Write a text to a file that does not exist yet; with `force`, also over one that does. Raises UserError.
+
+    A link is replaced by the file, and what it names stays as it is.
+    """
+    try:
+        if force:
+            from slurmddp.shared.files import write_whole  # here: it takes more time than the help has
+
+            write_whole(path, text)
+        else:
+            with path.open("x", encoding="utf-8", errors="surrogateescape", newline="") as handle:
+                handle.write(text)
+    except FileExistsError:
+        raise UserError(f"{path} exists", todo=todo) from None
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}", todo="choose another folder") from None
 
 
 class Screen:

@@ -13,9 +13,8 @@ import typer
 from slurmddp.commands import options as opt
 from slurmddp.commands.check.nodes import end_of
 from slurmddp.commands.check.rehearse import START_SECONDS, Rehearsal, RehearsalRun, on_this_machine
-from slurmddp.commands.new_file import write_new
 from slurmddp.commands.run import run_foreground
-from slurmddp.commands.terminal import exit_on_signals
+from slurmddp.commands.terminal import exit_on_signals, write_new
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.job.plan.model import Plan
 from slurmddp.job.resolve import Request

@@ -102,7 +102,7 @@ def named_site(site: str | None, environment: Mapping[str, str]) -> tuple[str, S
     Raises UserError for one that is unknown or wrong.
     """
     from slurmddp.sites.catalogue import Catalogue
-    from slurmddp.sites.select import select
+    from slurmddp.sites.detect import select
 
     catalogue = Catalogue(environment)
     selection = select(catalogue, environment, site)

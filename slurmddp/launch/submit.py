@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.alerts import secrets
-from slurmddp.alerts.last import last_alerts
 from slurmddp.cluster.base import JobId
 from slurmddp.cluster.choose import scheduler_for, scheduler_named
 from slurmddp.cluster.client import Slurm
@@ -64,18 +63,9 @@ class Handed:
 
     def as_dict(self) -> dict[str, Any]:
         job_id, _, cluster = self.job_id.partition(";")
-        return {
-            "run_id": self.run_id,
-            "job_id": job_id,
-            "cluster": cluster or None,
-            "run_folder": self.run_folder,
-            "log": self.log,
-            "site": self.site,
-            "scheduler": self.scheduler,
-            "gpu_hours": self.gpu_hours,
-            "warnings": list(self.warnings),
-            "next": next_commands(self.run_id, "pending"),
-        }
+        told = {name: value for name, value in vars(self).items() if name != "code"}
+        next_ = next_commands(self.run_id, "pending")
+        return {**told, "job_id": job_id, "cluster": cluster or None, "warnings": list(self.warnings), "next": next_}
 
 
 def command_line(plan: Plan, folder: RunFolder, options: Sequence[str] = ()) -> tuple[str, ...]:
@@ -176,7 +166,7 @@ def make_run_folder(
     folder = own(made, to="submit it")
     try:
         if addresses or variables:
-            last = last_alerts(plan.alerts, payloads(plan), folder.id, str(folder.path)) if plan.alerts else {}
+            last = secrets.last_alerts(plan.alerts, payloads(plan), folder.id, str(folder.path)) if plan.alerts else {}
             secrets.keep(folder, addresses, os.environ, variables, last)
     except UserError:
         folder.remove_all()

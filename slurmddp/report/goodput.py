@@ -83,11 +83,7 @@ def goodput_dict(times: Ledger, *, going: bool) -> dict[str, Any]:
         "wall_seconds": times.wall / 1000,
         "goodput": None if times.goodput is None else round(times.goodput, 6),
         "seconds": {kind: milliseconds / 1000 for kind, milliseconds in times.spent.items()},
-        "jobs": times.jobs,
-        "attempts": times.attempts,
-        "rank_starts": times.rank_starts,
-        "failures": times.failures,
-        "recovered": times.recovered,
+        **{name: getattr(times, name) for name in ("jobs", "attempts", "rank_starts", "failures", "recovered")},
         "recoveries": [
             {
                 "attempt": each.attempt,

@@ -35,6 +35,8 @@ from slurmddp.shared.units import short
 from slurmddp.visible import one_line
 
 _PER_SECOND = "_per_second"
+#: Fields of Progress that --json has as they are.
+_TOLD = ("steps", "loss", "submitted", "started", "job_started", "ended", "time_limit", "nodes", "backend")
 #: Events of a start, and of one that failed.
 _BEGINS = (AttemptStarted, RankStarted)
 _FAILED = (Error, RankExited, RanksStopped)
@@ -78,20 +80,12 @@ class Progress:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "steps": self.steps,
-            "loss": self.loss,
+            **{name: getattr(self, name) for name in _TOLD},
             "per_second": dict(self.speed),
             "expected_end": None if self.ends is None else round(self.ends),
-            "submitted": self.submitted,
-            "started": self.started,
-            "job_started": self.job_started,
-            "ended": self.ended,
-            "time_limit": self.time_limit,
-            "nodes": self.nodes,
             "starts_without_step": self.stepless,
             "stragglers": [{"time": event.time, **keys_of(facts)} for event, facts in self.slow],
             "network_share": None if self.network is None else round(self.network, 4),
-            "backend": self.backend,
             "waits": None if self.reason is None else {"reason": self.reason, "text": reason_text(self.reason)},
             "expected_start": self.starts,
         }

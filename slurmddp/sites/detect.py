@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from slurmddp.errors import UserError
+from slurmddp.job.resolve import named_site
 from slurmddp.job.site import Detect
-from slurmddp.sites.catalogue import Catalogue
-from slurmddp.sites.host import ClusterName, Host
+from slurmddp.sites.catalogue import Catalogue, config_files
+from slurmddp.sites.host import ClusterName, Host, this_host
 
 #: A stronger kind outweighs all weaker ones together. Users and jobs carry variables from one cluster to another;
 #: a short host name such as login1 or uan01 is used at many sites.
@@ -131,3 +132,13 @@ def _contradiction(rule: Detect, cluster: ClusterName | None) -> str | None:
 
 def _same_name(cluster: ClusterName, pattern: str) -> bool:
     return fnmatchcase(cluster.value.lower(), pattern.lower())
+
+
+def select(catalogue: Catalogue, environment: Mapping[str, str], option: str | None = None) -> tuple[str, str] | None:
+    """Return (site, why): --site, SLURMDDP_SITE, the configuration file, then detection; None if nothing matches.
+
+    Raises UserError for a tie.
+    """
+    if option is not None:
+        return option, "--site"
+    return named_site(environment, config_files(environment)) or detect(catalogue, this_host(environment))

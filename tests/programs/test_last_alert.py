@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.alerts import secrets
-from slurmddp.alerts.last import last_alerts
+from slurmddp.alerts.secrets import last_alerts
 from slurmddp.job.plan.model import Plan
 from slurmddp.render.scripts import alert_files, job_script, payloads
 from slurmddp.run.layout import RunFolder

@@ -10,8 +10,7 @@ from typing import Any
 import typer
 
 from slurmddp.commands import options as opt
-from slurmddp.commands.new_file import write_new
-from slurmddp.commands.terminal import write_exactly
+from slurmddp.commands.terminal import write_exactly, write_new
 from slurmddp.errors import UserError
 from slurmddp.job.plan.model import BASH_SUFFIX
 from slurmddp.job.resolve import Request

@@ -11,13 +11,12 @@ from slurmddp.commands.debug.profile import profile as profile_
 from slurmddp.commands.debug.stacks import stacks as stacks_
 from slurmddp.commands.help import App
 from slurmddp.commands.listed import BY_NAME
-from slurmddp.commands.run_options import LAST, Run
 from slurmddp.launch.find import find_own_run
 from slurmddp.launch.inside import attach, become
 
 
 def shell(
-    run: Run = LAST,
+    run: opt.Run = opt.LAST,
     command: list[str] | None = opt.argument("-- COMMAND", "Command to run in place of a shell, after RUN --"),
     node: str | None = opt.value("NAME", "Node to run on  [default: the first of the attempt]"),
 ) -> None:

@@ -21,7 +21,6 @@ from slurmddp.api import look
 from slurmddp.cluster.client import ask
 from slurmddp.commands import options as opt
 from slurmddp.commands.doctor import examine, lines
-from slurmddp.commands.run_options import LAST, Run
 from slurmddp.commands.terminal import Progress
 from slurmddp.container import SIF_PROGRAMS
 from slurmddp.errors import ExternalError, UserError
@@ -230,7 +229,7 @@ def _attempted(answer: Callable[[], str]) -> str:
 
 
 def bundle(
-    run: Run = LAST,
+    run: opt.Run = opt.LAST,
     output: Path | None = opt.value("FILE", "File to write  [default: RUN-bundle.tar.gz]", "-o", "--output"),
     as_json: opt.Json = False,
 ) -> None:

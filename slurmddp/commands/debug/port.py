@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from slurmddp.commands import options as opt
-from slurmddp.commands.run_options import Run
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.launch.find import find_own_run
 from slurmddp.launch.inside import attach_command, become
@@ -116,7 +115,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def port(
-    run: Run,
+    run: opt.Run,
     number: int = opt.argument("PORT", "Port on the node", default=..., min=1, max=65535),
     node: str | None = opt.value("NAME", "Node of the port  [default: the first of the attempt]"),
     local_port: int | None = opt.value("PORT", "Port on this machine  [default: the same]", min=1, max=65535),

@@ -9,7 +9,6 @@ import time
 import typer
 
 from slurmddp.commands import options as opt
-from slurmddp.commands.run_options import LAST, Run
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.launch.find import find_own_run
 from slurmddp.launch.inside import running_attempt
@@ -73,7 +72,7 @@ def _profiles(folder: RunFolder) -> list[tuple[Event, Profiled]]:
 
 
 def profile(
-    run: Run = LAST,
+    run: opt.Run = opt.LAST,
     steps: int = opt.value("N", "Steps to profile", default=5, min=1, max=1000),
     all_ranks: bool = opt.flag("--all-ranks", "Profile all ranks, not only rank 0"),
     as_json: opt.Json = False,

@@ -10,7 +10,6 @@ from typing import Any
 import typer
 
 from slurmddp.commands import options as opt
-from slurmddp.commands.run_options import LAST, Run
 from slurmddp.errors import ExternalError
 from slurmddp.launch.find import find_own_run
 from slurmddp.launch.inside import raw_stacks
@@ -116,7 +115,7 @@ def _ranks(numbers: list[int]) -> str:
 
 
 def stacks(
-    run: Run = LAST,
+    run: opt.Run = opt.LAST,
     node: str | None = opt.value("NAME", "Only the ranks of this node"),
     as_json: opt.Json = False,
 ) -> None:

@@ -14,7 +14,6 @@ import typer
 from slurmddp.commands import options as opt
 from slurmddp.commands.help import App, Group
 from slurmddp.commands.listed import BY_NAME
-from slurmddp.commands.run_options import LAST
 from slurmddp.commands.runs import Row, find_sweep, look_after, rows_of, told_cells
 from slurmddp.commands.submit import dry_run_of
 from slurmddp.commands.sweep.points import Planned, plan_sweep, prepare_rest, read_points, submit_points, submit_sweep
@@ -219,7 +218,7 @@ def _show_dry_run(planned: Planned, *, as_json: bool) -> None:
     typer.echo(shown.summary())
 
 
-def status(sweep: SweepName = LAST, as_json: opt.Json = False) -> None:
+def status(sweep: SweepName = opt.LAST, as_json: opt.Json = False) -> None:
     """Show the state of each point. Exit code: 0 all done; 1 some failed, stopped or not submitted; 3 some still
     pending or running."""
     chosen = find_sweep(sweep)
@@ -231,7 +230,7 @@ def status(sweep: SweepName = LAST, as_json: opt.Json = False) -> None:
 
 
 def rerun(
-    sweep: SweepName = LAST,
+    sweep: SweepName = opt.LAST,
     dry_run: bool = opt.flag("--dry-run", "List the points; submit nothing"),
     as_json: opt.Json = False,
 ) -> None:
@@ -249,7 +248,7 @@ def rerun(
 
 def best(
     metric: str = opt.value("NAME", "A number in metrics.jsonl, or validation_NAME of the evaluations", default=...),
-    sweep: SweepName = LAST,
+    sweep: SweepName = opt.LAST,
     largest: bool = opt.flag("--max", "The largest value is best, not the smallest"),
     as_json: opt.Json = False,
 ) -> None:

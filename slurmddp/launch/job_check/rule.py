@@ -59,15 +59,7 @@ class Finding:
     fix: str
 
     def as_dict(self) -> dict[str, str]:
-        return {
-            "rule": self.rule.id,
-            "severity": self.severity,
-            "where": self.where,
-            "message": self.message,
-            "reason": self.rule.reason,
-            "fix": self.fix,
-            "source": self.rule.source,
-        }
+        return {**vars(self), "rule": self.rule.id, "reason": self.rule.reason, "source": self.rule.source}
 
 
 RULES: list[Rule[Subject, Hit]] = []

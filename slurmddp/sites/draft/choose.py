@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurmddp.sites.catalogue import Catalogue
-from slurmddp.sites.select import select
+from slurmddp.sites.detect import select
 
 
 class Made(NamedTuple):

@@ -11,11 +11,11 @@ from slurmddp.errors import ExternalError, UserError
 from slurmddp.job.types import is_name
 from slurmddp.shared.files import write_whole
 from slurmddp.sites.catalogue import Catalogue, user_folder
+from slurmddp.sites.detect import select
 from slurmddp.sites.draft.draft import draft
 from slurmddp.sites.draft.live import Live
 from slurmddp.sites.draft.seen import Seen
 from slurmddp.sites.problems import problems
-from slurmddp.sites.select import select
 
 STDOUT = "-"
 

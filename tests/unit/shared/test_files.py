@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.commands.new_file import write_new
+from slurmddp.commands.terminal import write_new
 from slurmddp.shared.checkpoint import layout
 from slurmddp.shared.files import open_plain, write_whole
 

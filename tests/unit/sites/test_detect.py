@@ -11,9 +11,8 @@ from slurmddp.errors import UserError
 from slurmddp.job.document import read_file
 from slurmddp.sites import host as host_module
 from slurmddp.sites.catalogue import Catalogue
-from slurmddp.sites.detect import detect, survey
+from slurmddp.sites.detect import detect, select, survey
 from slurmddp.sites.host import Host
-from slurmddp.sites.select import select
 from tests.helpers import Desk, refusal
 
 ALPHA = """name: alpha
@@ -250,7 +249,7 @@ def test_a_profile_over_another_does_not_match_where_that_one_does(known: Desk) 
 
 def test_the_order_of_selection(known: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     here = host(known, "login1.alpha.org")
-    monkeypatch.setattr("slurmddp.sites.select.this_host", lambda _: here)
+    monkeypatch.setattr("slurmddp.sites.detect.this_host", lambda _: here)
     catalogue = Catalogue(known.environment)
     assert select(catalogue, known.environment) == ("alpha", "detected: this host is login1.alpha.org")
     config = known.config / "config.yaml"
