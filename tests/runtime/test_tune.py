@@ -131,8 +131,17 @@ def test_which_numbers_of_ranks_are_measured() -> None:
 
 
 def test_a_loader_that_is_slower_than_a_step_is_named_as_the_limit(tmp_path: Path) -> None:
-    found = measured(lm(tmp_path / "run", Order(), train__task="runtime.slow_text:create", batch__global=4), 1)
+    found = measured(lm(tmp_path / "run", Order(), train__task="runtime.odd_text:create", batch__global=4), 1)
     assert found.loader is not None and found.loader < 50
     verdict = judge(found, 0.5)
     assert verdict.limit == "data"
     assert any(reason.startswith("the data loader is the limit") for reason in verdict.choice.reasons)
+
+
+def test_running_out_of_memory_in_the_middle_of_a_backward_pass_ends_the_search_and_not_the_run(tmp_path: Path) -> None:
+    found = measured(lm(tmp_path / "run", Order(), train__task="runtime.odd_text:greedy"), 1)
+    for recompute in (False, True):
+        tried = {each.micro: each.fits for each in found.trials if each.recompute == recompute}
+        assert tried == {1: True, 2: True, 4: True, 8: False, 6: False, 5: True}
+    assert [(each.ranks, each.micro <= 5) for each in found.points] == [(1, True)]
+    assert found.noise and set(found.activations) == {"off", "on"}

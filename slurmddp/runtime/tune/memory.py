@@ -33,9 +33,8 @@ class Meter:
 
     def reset(self) -> None:
         """Give back what nobody uses, and forget the peak."""
-        gc.collect()
+        release(self._device)
         if self._cuda:
-            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
             _CLEAR.write_text("5")  # proc(5): resets VmHWM
@@ -49,6 +48,13 @@ class Meter:
         if self._cuda:
             return torch.cuda.max_memory_reserved(self._device)
         return max(0, _resident("VmHWM") - self._base)
+
+
+def release(device: torch.device) -> None:
+    """Free what is in cycles, such as a model that nobody uses any more, and give it back to the GPU."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

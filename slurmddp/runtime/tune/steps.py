@@ -8,6 +8,7 @@ from itertools import cycle
 import torch
 import torch.distributed as dist
 
+from slurmddp.runtime import optimizer
 from slurmddp.runtime.data import loading
 from slurmddp.runtime.data.loading import Micro, to_device
 from slurmddp.runtime.job import Job, Parallel
@@ -18,6 +19,8 @@ from slurmddp.runtime.world import World
 
 #: Seconds of steps that are timed; at least, and at most so many steps.
 _SECONDS, _FEWEST, _MOST = 4.0, 3, 100
+#: Steps of a training that is never over.
+_ENDLESS = 2**31
 #: Bytes that an all-reduce is tried with: about a bucket of DDP.
 _BUCKET = 25 * 2**20
 _REPEATS = 3
@@ -25,9 +28,12 @@ _REPEATS = 3
 _PARTS, _SMALL, _NOISE_SECONDS, _NOISE_STEPS = 8, 4, 15.0, (6, 32)
 
 
-def shaped(job: Job, *, recompute: bool, shard: int = 1) -> Job:
-    """Return the job with activation checkpointing or without, and so many ranks that share the model."""
-    train = replace(job.train, activation_checkpointing=recompute, steps=2**31)
+def shaped(job: Job, *, recompute: bool, shard: int = 1, compiled: bool = True) -> Job:
+    """Return the job with activation checkpointing or without, and so many ranks that share the model. compiled: False:
+    whatever the job says, it is not, which would take a minute for each micro batch.
+    """
+    compiled = compiled and job.train.compile
+    train = replace(job.train, activation_checkpointing=recompute, compile=compiled, steps=_ENDLESS)
     return replace(job, train=train, parallel=Parallel(None, shard))
 
 
@@ -48,11 +54,13 @@ def same_again(session: Session, micro: int, passes: int) -> Iterator[Micro]:
     return cycle([replace(one, last=number == passes - 1) for number in range(passes)])
 
 
-def run(session: Session, micros: Iterator[Micro], steps: range, *, rate: float = 0.0) -> float:
-    """Make some steps, and return their seconds. With rate 0 the weights stay as they are."""
+def run(session: Session, micros: Iterator[Micro], steps: range, *, learn: bool = False) -> float:
+    """Make some steps, and return their seconds. Unless they learn, the weights stay as they are."""
+    schedule = session.job.train.schedule
     synchronize(session.world.device)
     began = time.perf_counter()
     for step in steps:
+        rate = session.rate * optimizer.ratio(schedule, step - 1, _ENDLESS) if learn else 0.0
         session.stepper.run(micros, step=step, rate=rate, flags=StepFlags(), before_update=lambda: None)
         session.timer.end()
     session.stepper.settle()
@@ -66,12 +74,12 @@ def timed(session: Session) -> tuple[float, dict[str, float]]:
     The first step is not counted: it connects the ranks and starts the loader. Every rank has to call it.
     """
     micros = session.micro_batches(session.order(0), first_step=0, position=0)
-    run(session, micros, range(1, 2), rate=session.rate)
+    run(session, micros, range(1, 2), learn=True)
     session.timer.window()
-    slowest = max(session.world.gather(run(session, micros, range(2, 3), rate=session.rate)))
+    slowest = max(session.world.gather(run(session, micros, range(2, 3), learn=True)))
     number = min(_MOST, max(_FEWEST, round(_SECONDS / slowest)))
     session.timer.window()
-    seconds = max(session.world.gather(run(session, micros, range(3, 3 + number), rate=session.rate))) / number
+    seconds = max(session.world.gather(run(session, micros, range(3, 3 + number), learn=True))) / number
     window = session.timer.window()
     return seconds, {part: window.mean(part) for part in window.sums}
 

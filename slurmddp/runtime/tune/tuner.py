@@ -62,8 +62,8 @@ class Tuner:
         self._watch.enter("tune", size)
         return self._worlds.join(size)
 
-    def _session(self, world: World, *, recompute: bool, shard: int = 1) -> Session:
-        job = steps.shaped(self._job, recompute=recompute, shard=shard)
+    def _session(self, world: World, *, recompute: bool, shard: int = 1, compiled: bool = True) -> Session:
+        job = steps.shaped(self._job, recompute=recompute, shard=shard, compiled=compiled)
         return prepare(self._folder, job, world, self._events, self._watch)
 
     def _add(self, **found: object) -> None:
@@ -88,19 +88,14 @@ class Tuner:
             )
         for recompute in (False, True):
             try:
-                session = self._session(world, recompute=recompute)
+                self._try_all(world, meter, most, recompute=recompute)
             except UserError as error:
                 self._note(str(error))
-                continue
             except RuntimeError as error:
                 if not memory.is_out_of_memory(error):
                     raise
                 self._note("the model itself does not fit into the memory of one rank")
                 return
-            if not recompute:
-                self._describe(session)
-            self._try_all(session, meter, most, recompute=recompute)
-            del session
             meter.reset()
 
     def _describe(self, session: Session) -> None:
@@ -111,26 +106,35 @@ class Tuner:
         self._add(loader=steps.loader_speed(loading))
         self._say(f"loader     {self._found.loader:.4g} samples/s on rank 0 alone")
 
-    def _try_all(self, session: Session, meter: memory.Meter, most: int, *, recompute: bool) -> None:
-        word = _OFF_ON[recompute]
+    def _try_all(self, world: World, meter: memory.Meter, most: int, *, recompute: bool) -> None:
+        """Raises RuntimeError if not even the model fits, UserError if it has nothing to recompute."""
+        session = self._session(world, recompute=recompute, compiled=False)
+        if not recompute:
+            self._describe(session)
         tried: list[Trial] = []
         slow = False
 
         def fits(micro: int) -> bool:
-            nonlocal slow
+            nonlocal slow, session
             if slow or self._beyond(tried, micro, meter.limit):
                 return False
             trial = self._try(session, meter, micro, recompute=recompute)
             tried.append(trial)
             self._add(trials=(*self._found.trials, trial))
-            if trial.samples_per_second and micro * _PASSES / trial.samples_per_second > _SLOWEST:
+            if trial.samples_per_second is None:
+                # DDP takes no further pass after one that failed.
+                del session
+                meter.reset()
+                session = self._session(world, recompute=recompute, compiled=False)
+            elif micro * _PASSES / trial.samples_per_second > _SLOWEST:
                 slow = True
                 self._note(f"no micro batch above {micro} was tried: a step of two takes more than {_SLOWEST:.0f} s")
             return trial.fits
 
-        if tuning.largest(fits, most):
+        if tuning.largest(fits, most) > 1:
             one, two = (next(steps.same_again(session, micro, 1)) for micro in (1, 2))
-            self._add(activations={**self._found.activations, word: memory.activations(session, one, two)})
+            kept = memory.activations(session, one, two)
+            self._add(activations={**self._found.activations, _OFF_ON[recompute]: kept})
 
     def _beyond(self, tried: list[Trial], micro: int, limit: int | None) -> bool:
         """Return whether memory would run out if it grows on: a CPU's process would be killed, not told."""
@@ -171,20 +175,18 @@ class Tuner:
         trials = [Trial(*each) for each in world.broadcast([list(each) for each in self._found.trials])]
         micro, recompute = choice(trials, self._job.batch.total, world.size)
         if micro:
-            session = self._session(world, recompute=recompute)
-            self._measure(session, count, micro, recompute=recompute)
-            if last:
-                self._noise(session)
-            del session
+            self._measure(world, count, micro, recompute=recompute, noise=last)
         if last and world.size > 1:
             inside = nodes.count(nodes[0])
             shard = inside if inside > 1 and world.size % inside == 0 else world.size
-            session = self._session(world, recompute=recompute, shard=shard)
-            self._measure(session, count, micro or 1, recompute=recompute)
+            self._measure(world, count, micro or 1, recompute=recompute, shard=shard)
 
-    def _measure(self, session: Session, count: int, micro: int, *, recompute: bool) -> None:
-        world, total = session.world, self._job.batch.total
-        session = steps.resized(session, total, micro)
+    def _measure(
+        self, world: World, count: int, micro: int, *, recompute: bool, shard: int = 1, noise: bool = False
+    ) -> None:
+        total = self._job.batch.total
+        memory.release(world.device)  # the model before
+        session = steps.resized(self._session(world, recompute=recompute, shard=shard), total, micro)
         meter = memory.Meter(world.device, None)
         meter.reset()
         seconds, parts = steps.timed(session)
@@ -207,6 +209,8 @@ class Tuner:
             f"{point.parallel:<11}ranks {world.size}, nodes {count}: {point.samples_per_second:.4g} samples/s, "
             f"micro {micro} x accumulation {point.accumulation}"
         )
+        if noise:
+            self._noise(session)
 
     def _noise(self, session: Session) -> None:
         if session.job.train.precision == "fp16":
