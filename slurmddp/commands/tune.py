@@ -77,10 +77,13 @@ def tune(
     Runs here if this is an allocation or a machine without Slurm, else as one short job; a script of your own always
     runs here. Writes a job file with the choice and its reasons, and a page with a chart. Exit codes: 0 measured, 1 not
     or in part, 2 a mistake."""
-    inside = replace(request, inside=True)
-    plan = prepare(inside, strict=False).plan
+    # Inside of an allocation, a range of nodes would be refused: this one is only looked at.
+    probe = replace(request.adding(("resources.nodes", "1", "slurmddp tune"), *_options(CHANGES)), inside=True)
+    plan = prepare(probe, strict=False).plan
     file = output or Path(f"{plan.job.name}.tuned.yaml")
     page = file.with_suffix(".html")
+    if page == file:
+        raise UserError(f"-o {file} is the name of the page, too", todo="choose a name that ends in .yaml")
     for path in () if force else (file, page):
         if path.exists():
             raise UserError(f"{path} exists", todo="choose another name with -o, or add --force")
@@ -89,7 +92,9 @@ def tune(
         here, (folder, tuned, failed) = True, _script(request)
     else:
         here = "SLURM_JOB_ID" in os.environ or not plan.site.queues
-        folder, tuned, failed = _task(replace(request, inside=here), margin, memory, quiet=as_json)
+        # Another name: `last`, `resume` and `scaling` mean the job's own runs.
+        measured = replace(request.adding(("name", f"{plan.job.name}-tune", "slurmddp tune")), inside=here)
+        folder, tuned, failed = _task(measured, margin, memory, quiet=as_json)
     if failed:
         tuned = tuned._replace(notes=(*tuned.notes, f"not all was measured: {failed}"))
     verdict = tuning.judge(tuned, share)

@@ -171,6 +171,8 @@ def _batch_reasons(tuned: Tuned, point: Point) -> list[str]:
             f"{max(fitting)} is the largest micro batch measured to fit {_size(tuned.limit)} {word} activation "
             f"checkpointing, with {100 * tuned.margin:.0f} % left free"
         )
+    if point.parallel != _DDP:
+        reasons.append("a larger micro batch may fit into shards, which was not tried")
     others = [each for each in tuned.points if each.ranks == point.ranks and each.parallel != point.parallel]
     for other in others:
         speeds = f"{figure(point.samples_per_second)} against {figure(other.samples_per_second)} samples/s"

@@ -36,6 +36,7 @@ MEASURED = Tuned(
 def ready(desk: Desk) -> None:
     desk.write("data/a.txt", "text")
     desk.write("job.yaml", JOB)
+    desk.write("train.py")
     desk.write("measured.json", json.dumps(MEASURED.write()))
     give(desk, f"cp {desk.project}/measured.json $SLURMDDP_RUN/tuned.json")
 
@@ -64,6 +65,7 @@ def test_ranks_are_asked_to_measure_without_shards_and_only_once(desk: Desk, cli
     (run,) = (desk.project / "runs").iterdir()
     assert read_json(run / "tune.json", run) == {"margin": 0.2, "memory": 2 * 2**30}
     asked = read_json(run / "job.json", run)
+    assert run.name.startswith("gpt-tune-")  # `last` and `resume` mean runs of the job
     assert asked["parallel"] == {"replicate": None, "shard": 1} and asked["timeouts"]["hang"] is None
 
 
@@ -87,7 +89,9 @@ def test_files_that_exist_are_kept_unless_forced(desk: Desk, cli: Cli) -> None:
     ("words", "text"),
     [
         (("job.yaml", "--memory", "8"), "--memory '8' must be an amount of memory with a unit"),
+        (("job.yaml", "-o", "a.html"), "choose a name that ends in .yaml"),
         (("missing.yaml",), "missing.yaml"),
+        (("train.py", "--memory", "8G"), "--memory and a script cannot be combined"),
         (("job.yaml", "--set", "train.batch.micro=x"), "train.batch.micro"),
     ],
 )
@@ -112,3 +116,12 @@ def test_without_any_result_nothing_is_written(desk: Desk, cli: Cli) -> None:
     done = cli("tune", "job.yaml")
     assert done.code == 1 and "tuned.json is no result of slurmddp tune" in done.err
     assert not (desk.project / "gpt.tuned.yaml").exists()
+
+
+def test_a_range_of_nodes_is_submitted_as_it_is(desk: Desk, cli: Cli) -> None:
+    desk.program("sbatch", "#!/bin/bash\necho 'sbatch: error: no such account' >&2\nexit 1\n")
+    for name in ("squeue", "scontrol", "sacct"):
+        desk.program(name, "#!/bin/bash\n")
+    desk.write("many.yaml", JOB.replace("here", "cores").replace("{ranks_per_node: 2}", "{nodes: 2-3, account: a}"))
+    done = cli("tune", "many.yaml")
+    assert "no such account" in done.err and "fixed" not in done.err and done.code != 0
