@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from slurmddp.records import tuning as records
 from slurmddp.records.tuning import REQUEST, RESULT, Order, Trial, Tuned
 from slurmddp.report.tuning import judge
-from slurmddp.runtime.tune import memory, tuner
+from slurmddp.runtime.tune import memory, steps, tuner
 from slurmddp.shared import tuning
 
-from .harness import Run, torchrun
+from .harness import Ranks, Run, torchrun, trainer
 
 TEXT = "".join(f"{number} times {number} is {number * number}.\n" for number in range(4000))
 MODEL = {"layers": 2, "heads": 2, "width": 64}
@@ -145,3 +146,26 @@ def test_running_out_of_memory_in_the_middle_of_a_backward_pass_ends_the_search_
         assert tried == {1: True, 2: True, 4: True, 8: False, 6: False, 5: True}
     assert [(each.ranks, each.micro <= 5) for each in found.points] == [(1, True)]
     assert found.noise and set(found.activations) == {"off", "on"}
+
+
+def _norms(joined: Any, root: Path) -> tuple[Any, ...]:
+    """The first step's norms, and the same from the gradient of each micro batch, computed alone."""
+    session = trainer(joined, root).session
+    found, small, big = steps.gradient_norms(session, 0.0)
+    ids = session.order(0).samples(torch.arange(big))[0].tolist()
+    parameters = list(session.parallel.module.parameters())
+    gradients = []
+    for start in range(0, big, small):
+        samples = [session.data.train[index] for index in ids[start : start + small]]
+        loss = session.data.task.loss(session.parallel.module, session.data.task.collate(samples))
+        alone = torch.autograd.grad(loss.total / loss.count, parameters)
+        gradients.append(torch.cat([each.flatten() for each in alone]).double())
+    squares = torch.stack([each.square().sum() for each in gradients])
+    return found[0], (float(squares.mean()), float(torch.stack(gradients).mean(0).square().sum())), small, big
+
+
+def test_norms_are_those_of_the_gradients_of_the_same_samples(ranks: Ranks, tmp_path: Path) -> None:
+    run = lm(tmp_path / "run", Order())
+    for found, alone, small, big in ranks(2, _norms, run.root):
+        assert found == pytest.approx(alone, rel=1e-4)
+        assert (small, big) == (2, 2 * 8 * 2)
