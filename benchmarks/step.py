@@ -97,7 +97,7 @@ def make_job(size: dict[str, Any], ranks: int, **train: Any) -> dict[str, Any]:
             "on_nonfinite": None, "replica_check_every": 100, "gc_every": 1000, "log_every": 10,
             "workers": 0, "prefetch": 2, "trace_samples": False, **train,
         },
-        "parallel": {"replicate": None, "shard": 1},
+        "parallel": {"replicate": None, "shard": 1, "tensor": 1},
         "batch": {"global": size["micro"] * ranks, "micro": size["micro"], "weights": {}, "by_length": None},
         "checkpoint": {"every_seconds": 1800.0, "every_steps": None, "keep": 3, "keep_every": None,
                        "asynchronous": True, "at_end": True},

@@ -157,7 +157,9 @@ def _batch(plan: Plan) -> str:
         return "the script's own"
     if batch.accumulation is None or plan.nodes.world is None:
         return f"{batch.total}, micro batch up to {batch.micro}; accumulation follows from the ranks"
-    product = f"{batch.micro} (micro batch) x {batch.accumulation} (accumulation) x {plan.nodes.world} (ranks)"
+    tensor = plan.job.parallel.tensor
+    takers = f"{plan.nodes.world // tensor} ({'tensor groups' if tensor > 1 else 'ranks'})"
+    product = f"{batch.micro} (micro batch) x {batch.accumulation} (accumulation) x {takers}"
     return f"{batch.total} = {product}" if batch.even else f"{batch.total}, uneven, of at most {product}"
 
 

@@ -9,10 +9,12 @@ from slurmddp.job.types import Count, Free, Line, Model, PathStr, Text, Whole, W
 
 
 class Parallel(Model):
-    """How ranks share the model: replicate x shard = ranks. shard 1 is DDP, all of them FSDP, between them HSDP."""
+    """How ranks share the model: replicate x shard x tensor = ranks. shard 1 is DDP, all of them FSDP, between them
+    HSDP. tensor: ranks of one node that share each layer, and take the same samples."""
 
     replicate: Count | None = None
     shard: Count = 1
+    tensor: Count = 1
 
 
 class Batch(Model):

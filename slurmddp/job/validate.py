@@ -61,8 +61,9 @@ _HINTS = {
 _RANKS = (
     "ranks follow from nodes and GPUs: set resources.nodes and resources.gpus_per_node, or resources.ranks_per_node"
 )
-#: Slurm's words that are no keys here, with what to do in their place. Its `gpus` is in `_gpus_message`.
-_SLURM_WORDS = {"ntasks": _RANKS, "ntasks_per_node": _RANKS, "tasks_per_node": _RANKS}
+_PIPELINE = "pipeline parallelism needs your own script, to which process_groups(pipeline=N) gives the groups"
+#: Words of Slurm and of trainers that are no keys here, with what to do in their place. `gpus` is in `_gpus_message`.
+_NO_WORDS = {"ntasks": _RANKS, "ntasks_per_node": _RANKS, "tasks_per_node": _RANKS, "pipeline": _PIPELINE}
 
 
 def validate(model: type[AnyModel], layered: Layered, wrong: list[UserError] | None = None) -> AnyModel:
@@ -172,7 +173,7 @@ def _message(model: type[BaseModel], layered: Layered, detail: Any) -> str:
         near = nearest_key(model, key)
         page, more = _page(model)
         known = _hint(key) or f"{page} lists all keys; {more}"
-        todo = _SLURM_WORDS.get(key[-1].replace("-", "_")) or (f"did you mean {near}?" if near else known)
+        todo = _NO_WORDS.get(key[-1].replace("-", "_")) or (f"did you mean {near}?" if near else known)
         return f"{head}: unknown key\n  -> {todo}"
     if kind == "missing":
         page, more = _page(model)

@@ -111,7 +111,7 @@ def nodes_text(plan: Plan) -> str:
 
 def _fewer_nodes(plan: Plan) -> list[str]:
     """Return one line per smaller number of nodes; if there are many, the first and last ones."""
-    batch, ranks = plan.batch, plan.nodes.ranks_per_node
+    batch, ranks, tensor = plan.batch, plan.nodes.ranks_per_node, plan.job.parallel.tensor
     counts = list(reversed(plan.nodes.below_max))
     if ranks is None or not counts:
         return []
@@ -119,14 +119,14 @@ def _fewer_nodes(plan: Plan) -> list[str]:
     for nodes in counts if len(counts) <= SHOWN else [*counts[: SHOWN - 1], counts[-1]]:
         line = f"  {nodes} node{'s' * (nodes > 1)} x {ranks} = {nodes * ranks} ranks"
         if batch is not None and batch.accumulation is not None:
-            line += f", accumulation {dealing.accumulation(batch.total, batch.micro, nodes * ranks)}"
-            line += "" if dealing.is_even(batch.total, batch.micro, nodes * ranks) else ", uneven"
+            line += f", accumulation {dealing.accumulation(batch.total, batch.micro, nodes * ranks // tensor)}"
+            line += "" if dealing.is_even(batch.total, batch.micro, nodes * ranks // tensor) else ", uneven"
         lines.append(line)
     return lines
 
 
 def _batch(plan: Plan, resolved: Resolved) -> list[str]:
-    batch, nodes, layout = plan.batch, plan.nodes, plan.layout
+    batch, nodes, layout = plan.batch, plan.nodes.by_tensor(plan.job.parallel.tensor), plan.layout
     if batch is None:
         return ["", "global batch        set by your script (set train.batch to see the arithmetic)"]
     if batch.accumulation is None or nodes.world is None:
@@ -134,7 +134,7 @@ def _batch(plan: Plan, resolved: Resolved) -> list[str]:
         follows = f"accumulation follows from {known}"
         line = f"global batch        {batch.total}, micro batch up to {batch.micro}; {follows}"
         return ["", line, *_weights(resolved.job.train.batch)]
-    per_node = "GPUs" if layout.gpus_per_node else "ranks"
+    per_node = "tensor groups" if plan.job.parallel.tensor > 1 else "GPUs" if layout.gpus_per_node else "ranks"
     product = (
         f"{batch.micro} (micro batch) x {batch.accumulation} (accumulation)"
         f" x {nodes.ranks_per_node} ({per_node} per node) x {nodes.max} (nodes)"
@@ -149,7 +149,7 @@ def _batch(plan: Plan, resolved: Resolved) -> list[str]:
         ]
     partition = partition_of(resolved)
     choices = ways(batch, nodes, layout, 1 if not plan.site.queues else partition.max_nodes, partition.gpus_per_node)
-    if choices:
+    if choices and plan.job.parallel.tensor == 1:
         lines.append("same global batch with")
         for way in choices:
             ranks = way.nodes * way.ranks_per_node
@@ -185,7 +185,11 @@ def cost_line(plan: Plan) -> str:
 
 #: Groups of a dimension, and ranks of a group, that are shown before "...".
 GROUPS_SHOWN = 4
-_MEANING = {"FSDP": "all ranks together hold the model", "HSDP": "the ranks of a shard group together hold the model"}
+_MEANING = {
+    "FSDP": "all ranks together hold the model",
+    "HSDP": "the ranks of a shard group together hold the model",
+    "TP": "the ranks of a tensor group together compute each layer",
+}
 
 
 def parallel_lines(plan: Plan, wanted: Parallel) -> list[str]:
@@ -196,12 +200,12 @@ def parallel_lines(plan: Plan, wanted: Parallel) -> list[str]:
     if world is None or per_node is None:
         shape = f"shard {wanted.shard}" if wanted.replicate is None else f"{wanted.replicate} x {wanted.shard}"
         return [f"{'parallel':<20}{shape}, groups are formed when the job runs"] if wanted.shard > 1 else []
-    sizes = mesh.sizes(world, wanted.replicate, wanted.shard)
+    sizes = mesh.sizes(world, wanted.replicate, wanted.shard, wanted.tensor)
     kind = mesh.kind(sizes)
     if kind == "DDP":
         return [f"{'parallel':<20}DDP: every rank holds the whole model"] if world > 1 else []
     product = " x ".join(f"{name} {size}" for name, size in sizes.items())
-    lines = [f"{'parallel':<20}{kind}: {product}, {_MEANING[kind]}"]
+    lines = [f"{'parallel':<20}{kind}: {product}, {_MEANING[kind.rpartition('+')[2]]}"]
     for name, groups in mesh.groups(sizes).items():
         if sizes[name] > 1:
             lines.append(f"{name + ' groups':<20}{_listed(groups)} ({_where(groups, per_node)})")

@@ -13,6 +13,7 @@ from slurmddp.records.rank_events import Validation
 from slurmddp.runtime.data import loading
 from slurmddp.runtime.errors import RuntimeFailure
 from slurmddp.runtime.measure.loss_accumulator import LossAccumulator
+from slurmddp.runtime.parallel.model import DataRank
 from slurmddp.runtime.precision import autocast
 from slurmddp.runtime.tasks.protocol import Samples, Task
 from slurmddp.runtime.watch.watch import Watch
@@ -45,16 +46,18 @@ def evaluate(
     workers: int,
     precision: torch.dtype,
     lockstep: bool = False,
+    data: DataRank | None = None,
     watch: Watch | None = None,
 ) -> Evaluation | None:
     """Return mean loss over the first `count` samples of the validation set, each used once; nothing is padded.
 
     `model` is the bare module: a rank with fewer batches runs fewer. With `lockstep` every forward needs all
-    ranks, so those run a stand-in that is not counted. `watch`: told of progress, and asked whether to stop;
-    None on every rank where any of them wants to.
+    ranks, so those run a stand-in that is not counted. `data`: the part that this rank takes; None: one of its own.
+    `watch`: told of progress, and asked whether to stop; None on every rank where any of them wants to.
     Raises RuntimeFailure where the number of samples that came out of the data is not `count`.
     """
     began = time.monotonic()
+    mine = data or DataRank(world.rank, world.size)
     share_buffers(model)
     sums = LossAccumulator(task, world.device, extra=1)
     training = model.training
@@ -62,11 +65,19 @@ def evaluate(
     try:
         with torch.no_grad(), autocast(world.device, precision):
             pinned = world.device.type == "cuda"
-            rounds = -(-len(batch.share(count, world.size, 0)) // micro)  # Of rank 0, whose share is largest.
-            own = list(loading.evaluation_lists(count, micro=micro, world=world.size, rank=world.rank))
+            rounds = -(-len(batch.share(count, mine.size, 0)) // micro)  # Of rank 0, whose share is largest.
+            own = list(loading.evaluation_lists(count, micro=micro, world=mine.size, rank=mine.rank))
             lists = chain(own, repeat(loading.Wanted([0], real=False), rounds - len(own) if lockstep else 0))
             batches = loading.load(task, samples, lists, rank=world.rank, workers=workers, pin_memory=pinned)
-            if not _run(world, task, model, watch.follow(batches) if watch else batches, sums, rounds, watch):
+            if not _run(
+                world,
+                task,
+                model,
+                watch.follow(batches) if watch else batches,
+                sums if mine.counts else None,
+                rounds,
+                watch,
+            ):
                 return None
     finally:
         model.train(training)
@@ -87,7 +98,7 @@ def _run(
     task: Task,
     model: nn.Module,
     batches: Iterator[loading.Micro],
-    sums: LossAccumulator,
+    sums: LossAccumulator | None,
     rounds: int,
     watch: Watch | None,
 ) -> bool:
@@ -110,7 +121,7 @@ def _run(
         made = next(batches, None)
         if made is not None:
             loss = task.loss(model, loading.to_device(made.data, world.device))
-            if made.real:
+            if made.real and sums is not None:
                 sums.add_loss(loss)
                 sums.add_extra(0, len(made.ids))
         if exchange is not None and asked(*exchange):

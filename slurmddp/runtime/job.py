@@ -71,10 +71,11 @@ class Ddp:
 
 @dataclass(frozen=True)
 class Parallel:
-    """Ranks that share the model: replicate x shard is the world size (replicate null: as follows from it)."""
+    """Ranks that share the model: replicate x shard x tensor is the world size (replicate null: follows from it)."""
 
     replicate: int | None
     shard: int
+    tensor: int
 
 
 @dataclass(frozen=True)

@@ -172,6 +172,7 @@ class Trainer:
         flops = peak.count_flops(once, compiled=session.job.train.compile)
         if session.job.train.compile:
             once()
+        targets = targets if session.parallel.data.counts else 0
         return peak.utilisation(session.world, PRECISIONS[session.job.train.precision], flops, targets)
 
     def _flags(self) -> StepFlags:
@@ -250,6 +251,7 @@ class Trainer:
             workers=job.train.workers,
             precision=PRECISIONS[job.train.precision],
             lockstep=session.parallel.lockstep,
+            data=session.parallel.data,
             watch=session.watch,
         )
         session.parallel.rest()

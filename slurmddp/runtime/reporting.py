@@ -32,8 +32,9 @@ class Reporter:
         self._progress = ProgressFile(session.folder.progress, job.train.steps) if here.is_main else None
         self._tell(start.step)
         self._metrics = Journal(session.folder.metrics) if here.is_main else None
-        share = len(batch.share(job.batch.total, here.size, here.rank, session.weights))
-        self._stragglers = Stragglers(here, session.timer, samples=share * here.size / job.batch.total)
+        mine = session.parallel.data
+        share = len(batch.share(job.batch.total, mine.size, mine.rank, session.weights))
+        self._stragglers = Stragglers(here, session.timer, samples=share * mine.size / job.batch.total)
         self._all = session.timer.reader()
         self._speed = console.Speed()
         self._utilisation = Utilisation(None, None, None)

@@ -73,15 +73,15 @@ class Session:
 
     def micro_batches(self, order: SampleOrder, *, first_step: int, position: int) -> Iterator[loading.Micro]:
         """Yield this rank's micro batches for the steps after `first_step`, from global `position` in the data on."""
-        job, here = self.job, self.world
+        job, here, mine = self.job, self.world, self.parallel.data
         lists = loading.training_lists(
             order,
             start=position,
             steps=job.train.steps - first_step,
             total=job.batch.total,
             micro=job.batch.micro,
-            world=here.size,
-            rank=here.rank,
+            world=mine.size,
+            rank=mine.rank,
             weights=self.weights,
             lockstep=self.parallel.lockstep,
         )
@@ -118,9 +118,11 @@ def announce(session: Session) -> None:
     nodes = len(set(here.gather(here.node)))
     device = _device_name(here)
     parameters = sum(parameter.numel() for parameter in session.trained.model.parameters())
-    accumulation = batch.accumulation(job.batch.total, job.batch.micro, here.size, session.weights)
-    arithmetic = f"micro {job.batch.micro} x accumulation {accumulation} x ranks {here.size}"
-    if not batch.is_even(job.batch.total, job.batch.micro, here.size, session.weights):
+    takers, sizes = session.parallel.data.size, session.parallel.mesh
+    accumulation = batch.accumulation(job.batch.total, job.batch.micro, takers, session.weights)
+    unit = "ranks" if takers == here.size else "tensor groups"
+    arithmetic = f"micro {job.batch.micro} x accumulation {accumulation} x {unit} {takers}"
+    if not batch.is_even(job.batch.total, job.batch.micro, takers, session.weights):
         arithmetic = f"uneven (at most {arithmetic}); every sample weighs the same"
     say(f"run        {job.run.id}, attempt {here.attempt}")
     counts = f"{session.data.length} training samples, {len(session.data.validation)} validation samples"
@@ -131,9 +133,8 @@ def announce(session: Session) -> None:
         f"{here.backend}, torch {torch.__version__}"
     )
     say(f"batch      {job.batch.total} samples = {arithmetic}")
-    sizes = session.parallel.mesh
-    if sizes["shard"] > 1:
-        say(f"parallel   {kind(sizes)}, replicate {sizes['replicate']} x shard {sizes['shard']}")
+    if kind(sizes) != "DDP":
+        say(f"parallel   {kind(sizes)}, {' x '.join(f'{name} {size}' for name, size in sizes.items())}")
     session.record(
         Started(here.size, nodes, kind(sizes), str(torch.__version__), device, here.backend, parameters=parameters)
     )
@@ -169,10 +170,11 @@ def _model(job: Job, joined: world.World, task: Task, timer: StepTimer) -> tuple
 
 
 def _weights(job: Job, joined: world.World, say: console.Console) -> batch.Weights:
-    """Each rank's share of the global batch, relative to the others'; None if all are equal."""
+    """The share of the global batch of each rank, or tensor group, relative to the others'; None if all are equal."""
     if not job.batch.weights:
         return None
-    who = [(node, device) for node, device in joined.gather((joined.node, _device_name(joined)))]
+    everyone = joined.gather((joined.node, _device_name(joined)))
+    who = [(node, device) for node, device in everyone[:: job.parallel.tensor]]
     listed = ", ".join(sorted({name for names in who for name in names}))
     for pattern in batch.unused_patterns(job.batch.weights, who):
         say.warn(f"train.batch.weights: {pattern!r} matches no node and no device of this run: {listed}")

@@ -247,9 +247,10 @@ class Stepper:
             with self._parallel.exchanging(last=micro.last):
                 loss = self._forward(micro)
                 if micro.real:
-                    sums.add_loss(loss)
-                    sums.add_extra(_COMPUTED, micro.computed)
-                    sums.add_extra(_FILLED, micro.filled)
+                    if self._parallel.data.counts:
+                        sums.add_loss(loss)
+                        sums.add_extra(_COMPUTED, micro.computed)
+                        sums.add_extra(_FILLED, micro.filled)
                     used.append((micro, loss.total.detach()))
                 if micro.last:
                     # Before the last backward pass, which computes while the sums travel.

@@ -1,44 +1,55 @@
 """Which ranks share what: the arithmetic of the device mesh.
 
 Ranks fill the mesh in row-major order: the last dimension varies fastest, so that its groups are consecutive ranks
-and stay inside a node where they can. Further dimensions (tensor, pipeline) are further names in `sizes`.
+and stay inside a node where they can.
 """
 
 from collections.abc import Mapping
 from math import prod
 
-REPLICATE, SHARD = "replicate", "shard"
+REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
 
 
-def sizes(world: int, replicate: int | None, shard: int) -> dict[str, int]:
-    """Return the mesh of a job by dimension, outermost first; `replicate` None is what `world` and `shard` leave.
+def sizes(world: int, replicate: int | None, shard: int, tensor: int = 1) -> dict[str, int]:
+    """Return the mesh of a job by dimension, outermost first; `replicate` None is what the others leave of `world`.
+
+    `tensor` is a dimension only where it is above 1.
 
     >>> sizes(8, None, 4)
     {'replicate': 2, 'shard': 4}
 
     Raises ValueError, with what to do, where the product is not the number of ranks.
     """
-    if shard < 1 or (replicate is not None and replicate < 1):
-        raise ValueError(f"parallel: replicate and shard must be at least 1, not {replicate} and {shard}")
+    if min(shard, tensor) < 1 or (replicate is not None and replicate < 1):
+        given = f"{replicate}, {shard} and {tensor}"
+        raise ValueError(f"parallel: replicate, shard and tensor must be at least 1, not {given}")
+    inner = {TENSOR: tensor} if tensor > 1 else {}
+    of = f" of tensor {tensor}" if inner else ""
     if replicate is None:
-        if world % shard:
-            raise ValueError(
-                f"parallel.shard: {world} ranks cannot be divided into groups of {shard}; use a divisor of {world}"
-            )
-        return {REPLICATE: world // shard, SHARD: shard}
-    if replicate * shard != world:
+        for name, ranks, size in ((TENSOR, world, tensor), (SHARD, world // tensor, shard)):
+            if ranks % size:
+                within = of if name == SHARD else ""
+                raise ValueError(
+                    f"parallel.{name}: {ranks} {'groups' if within else 'ranks'}{within} cannot be divided into groups "
+                    f"of {size}; use a divisor of {ranks}"
+                )
+        return {REPLICATE: world // (shard * tensor), SHARD: shard, **inner}
+    if replicate * shard * tensor != world:
         raise ValueError(
-            f"parallel: replicate {replicate} x shard {shard} is {replicate * shard}, but the job has {world} "
-            f"ranks; remove replicate, which follows from shard and the ranks"
+            f"parallel: replicate {replicate} x shard {shard}{of.replace(' of', ' x')} is "
+            f"{replicate * shard * tensor}, but the job has {world} ranks; remove replicate, which follows from the "
+            f"others and the ranks"
         )
-    return {REPLICATE: replicate, SHARD: shard}
+    return {REPLICATE: replicate, SHARD: shard, **inner}
 
 
 def kind(mesh: Mapping[str, int]) -> str:
-    """Return what the field calls it: "DDP", "FSDP" or "HSDP"."""
-    if mesh[SHARD] == 1:
-        return "DDP"
-    return "FSDP" if mesh[REPLICATE] == 1 else "HSDP"
+    """Return what the field calls it: "DDP", "FSDP" or "HSDP"; with a tensor dimension "TP", or "FSDP+TP"."""
+    tensor = TENSOR in mesh
+    if tensor and mesh[REPLICATE] * mesh[SHARD] == 1:
+        return "TP"
+    data = "DDP" if mesh[SHARD] == 1 else "FSDP" if mesh[REPLICATE] == 1 else "HSDP"
+    return f"{data}+TP" if tensor else data
 
 
 def groups(mesh: Mapping[str, int]) -> dict[str, tuple[tuple[int, ...], ...]]:

@@ -3,5 +3,5 @@
 manifest.json of each run names them; its own version is in slurmddp/run/manifest.py.
 """
 
-JOB = 4
+JOB = 5
 EVENTS = 4

@@ -75,7 +75,7 @@ def make_job(**changes: Any) -> dict[str, Any]:
             "prefetch": 2,
             "trace_samples": True,
         },
-        "parallel": {"replicate": None, "shard": 1},
+        "parallel": {"replicate": None, "shard": 1, "tensor": 1},
         "batch": {"global": 5, "micro": 2, "weights": {}, "by_length": None},
         "checkpoint": {
             "every_seconds": None,
@@ -298,14 +298,16 @@ def _arguments(joined: Any, root: Path, attempt: int, stop_file: Path | None) ->
     from slurmddp.runtime.watch.watch import Watch
     from slurmddp.shared.run_folder import RunFolder
 
-    joined = dataclasses.replace(joined, attempt=attempt)
-    rank, size = joined.rank, joined.size
-    own = place(rank, size, attempt=attempt, node=joined.node, stop_file=stop_file)
     folder = RunFolder(root)
+    wanted = job.load(folder.job_json)
+    rank, size = joined.rank, joined.size
+    # A tensor group is on one node.
+    joined = dataclasses.replace(joined, attempt=attempt, node=f"node{rank // wanted.parallel.tensor}")
+    own = place(rank, size, attempt=attempt, node=joined.node, stop_file=stop_file)
     events = Events(folder.events, attempt=attempt, node=joined.node, rank=joined.rank)
     # Every step looks for the stop file: the runs of tests take less than the second between two looks of others.
     watch = Watch(own, Stop(stop_file if rank == 0 else None, interval=0.0))
-    return folder, job.load(folder.job_json), joined, own, events, watch
+    return folder, wanted, joined, own, events, watch
 
 
 def torchrun(run: Run, size: int, timeout: float = PATIENCE, **environment: str) -> "subprocess.CompletedProcess[str]":

@@ -10,7 +10,7 @@ from slurmddp.job.plan.environment import plan_environment
 from slurmddp.job.plan.layout import gpus_per_node, plan_layout
 from slurmddp.job.plan.model import Context, Note, Plan
 from slurmddp.job.plan.nodes import plan_nodes
-from slurmddp.job.plan.parallel import check_parallel
+from slurmddp.job.plan.parallel import check_parallel, check_tensor
 from slurmddp.job.plan.program import (
     absolute,
     check_image,
@@ -72,10 +72,12 @@ def make_plan(resolved: Resolved, context: Context) -> Plan:
         raise together(errors)
     notes += more
     notes = _first_notes(resolved, context) + notes
+    check_tensor(resolved, nodes)
     batch = None
     sizes = job.train.batch
     if job.train.task or sizes.global_ or (sizes.micro and nodes.world):
-        batch, more = plan_batch(sizes, nodes, resolved.location("train", "batch"))
+        taking = nodes.by_tensor(job.parallel.tensor)
+        batch, more = plan_batch(sizes, taking, resolved.location("train", "batch"))
         notes += more
     notes += check_parallel(resolved, nodes)
     container = plan_container(resolved, layout, program, context)

@@ -83,6 +83,10 @@ class NodePlan(NamedTuple):
         """Ranks on max nodes; None where only the nodes will know."""
         return None if self.ranks_per_node is None else self.max * self.ranks_per_node
 
+    def by_tensor(self, tensor: int) -> NodePlan:
+        """Return the nodes with each tensor group as one rank, which is how they take samples."""
+        return self if self.ranks_per_node is None else self._replace(ranks_per_node=self.ranks_per_node // tensor)
+
 
 class Layout(NamedTuple):
     """What each node gives. cpus_per_node None: whatever Slurm allots. mem_per_node in MiB, 0 for all.

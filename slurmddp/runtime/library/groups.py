@@ -71,14 +71,17 @@ def process_groups(*, data: int | None = None, shard: int = 1, tensor: int = 1, 
     return ProcessGroups(mesh=mesh, part=part, parts=sizes["data"] * sizes["shard"], **groups)
 
 
-def checked(given: Mapping[str, int | None], nodes: Sequence[str]) -> dict[str, int]:
-    """Return the sizes, with that of `data`. nodes: the node of each rank. Raises UserError, see process_groups."""
+def checked(given: Mapping[str, int | None], nodes: Sequence[str], who: str = "process_groups") -> dict[str, int]:
+    """Return the sizes, with that of `data`. nodes: the node of each rank. Raises UserError, see process_groups.
+
+    who: what the message begins with.
+    """
     ranks, others = len(nodes), prod(size or 1 for name, size in given.items() if name != "data")
     sizes = {name: size if size is not None else max(ranks // max(others, 1), 1) for name, size in given.items()}
     product = " x ".join(f"{name} {size}" for name, size in sizes.items())
     if min(sizes.values()) < 1 or prod(sizes.values()) != ranks:
         raise UserError(
-            f"process_groups: {product} is {prod(sizes.values())}, but there are {ranks} ranks: choose sizes whose "
+            f"{who}: {product} is {prod(sizes.values())}, but there are {ranks} ranks: choose sizes whose "
             "product is the number of ranks, or leave data out",
             shared=True,
         )
@@ -86,7 +89,7 @@ def checked(given: Mapping[str, int | None], nodes: Sequence[str]) -> dict[str, 
     if len(set(counts.values())) > 1 and ranks != sizes["data"]:
         named = ", ".join(f"{node} {count}" for node, count in list(counts.items())[:4])
         raise UserError(
-            f"process_groups: {product} needs as many ranks on each node, but nodes differ ({named}): use nodes of one "
+            f"{who}: {product} needs as many ranks on each node, but nodes differ ({named}): use nodes of one "
             "kind, or data alone",
             shared=True,
         )
@@ -94,7 +97,7 @@ def checked(given: Mapping[str, int | None], nodes: Sequence[str]) -> dict[str, 
         there = sorted({nodes[rank] for rank in group})
         if len(there) > 1:
             raise UserError(
-                f"process_groups: tensor {sizes['tensor']} puts ranks {group[0]} to {group[-1]} on several nodes "
+                f"{who}: tensor {sizes['tensor']} puts ranks {group[0]} to {group[-1]} on several nodes "
                 f"({', '.join(there)}), with {counts[there[0]]} ranks on each: choose a tensor size that divides that",
                 shared=True,
             )

@@ -46,7 +46,7 @@ def count_flops(run: Callable[[], object], *, compiled: bool = False) -> Flops:
     counter: Any = FlopCounterMode(display=False, custom_mapping=_cpu_attention())
     counter.mod_tracker = _NoModules()
     seen = _Seen(counter.flop_registry)
-    with _eager(), seen, counter:
+    with _eager(), seen, counter, _Local():
         run()
     missing = sorted(filter(_is_heavy, map(str, seen.operators - set(counter.flop_registry))))
     return Flops(counter.get_total_flops() - seen.recomputed, tuple(missing))
@@ -126,6 +126,17 @@ class _NoModules(nullcontext[None]):
     """Counts all modules as one. The tracker of torch 2.4 fails under reentrant checkpointing."""
 
     parents = frozenset({"Global"})
+
+
+class _Local(torch_private.dispatch_mode()):  # type: ignore[misc]
+    """Shows what a DTensor's operators do on this rank, in place of the whole operators."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if any(hasattr(kind, "to_local") for kind in types):
+            return NotImplemented
+        return func(*args, **(kwargs or {}))
 
 
 class _Seen(torch_private.dispatch_mode()):  # type: ignore[misc]

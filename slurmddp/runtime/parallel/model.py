@@ -1,17 +1,35 @@
 """What the stepper sees of a model that all ranks train, however they share it: a `Parallel`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from slurmddp.runtime import torch_private
+from slurmddp.runtime.world import World
+from slurmddp.shared.mesh import TENSOR
 
 _PIECE = 1 << 15
+
+
+class DataRank(NamedTuple):
+    """Which of `size` parts of each batch a rank takes. `counts`: whether it is the one whose samples are counted.
+
+    The ranks of a tensor group take the same part, and the first of them counts it.
+    """
+
+    rank: int
+    size: int
+    counts: bool = True
+
+
+def data_rank(world: World, mesh: Mapping[str, int]) -> DataRank:
+    tensor = mesh.get(TENSOR, 1)
+    return DataRank(world.rank // tensor, world.size // tensor, world.rank % tensor == 0)
 
 
 class Parallel(ABC):
@@ -20,7 +38,7 @@ class Parallel(ABC):
     `module`: the parameters as the optimizer and checkpoints see them, with the model's own names (DTensors where
     they are sharded). `model`: what a task's loss calls. `divides_by`: what the exchange divides the sum of the ranks'
     gradients by. `lockstep`: every forward needs all ranks, so all have to run the same number of them. `mesh`: its
-    sizes by dimension, outermost first.
+    sizes by dimension, outermost first. `data`: the samples of this rank.
     """
 
     module: nn.Module
@@ -28,6 +46,7 @@ class Parallel(ABC):
     divides_by: int
     lockstep: bool
     mesh: dict[str, int]
+    data: DataRank
     _parameters: list[nn.Parameter]
 
     def process_groups(self) -> list[dist.ProcessGroup]:

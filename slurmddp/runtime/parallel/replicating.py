@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from slurmddp.runtime import torch_private
 from slurmddp.runtime.job import Ddp
 from slurmddp.runtime.measure.timing import BACKWARD, NETWORK
-from slurmddp.runtime.parallel.model import Parallel, norms
+from slurmddp.runtime.parallel.model import Parallel, data_rank, norms
 from slurmddp.runtime.parallel.waits import Mark
 from slurmddp.runtime.world import World
 from slurmddp.shared import mesh
@@ -83,6 +83,7 @@ class Replicated(Parallel):
         self.module = bare.to(world.device)
         self._parameters = list(bare.parameters())
         self.mesh = mesh.sizes(world.size, None, 1)
+        self.data = data_rank(world, self.mesh)
         self._sums: BucketSums | None = None
         self.divides_by = world.size
         self._ddp = DistributedDataParallel(

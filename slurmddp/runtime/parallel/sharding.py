@@ -1,4 +1,4 @@
-"""The model in shards: FSDP2, and HSDP where there are replicas of them."""
+"""The model in shards: FSDP2, and HSDP where there are replicas of them; and in tensor groups beneath these."""
 
 import contextlib
 from collections.abc import Mapping
@@ -14,8 +14,9 @@ from slurmddp.runtime import torch_private
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.measure.timing import NETWORK
 from slurmddp.runtime.parallel import shaping
-from slurmddp.runtime.parallel.model import Parallel, local, norms
+from slurmddp.runtime.parallel.model import Parallel, data_rank, local, norms
 from slurmddp.runtime.parallel.replicas import fingerprint
+from slurmddp.runtime.parallel.tensor import split
 from slurmddp.runtime.parallel.waits import Mark, mark_waits
 from slurmddp.runtime.world import World
 from slurmddp.shared import mesh
@@ -43,10 +44,15 @@ class Sharded(Parallel):
         _check_shapes(bare)
         _give_all_the_same(bare, world)
         self.mesh = dict(sizes)
+        self.data = data_rank(world, sizes)
         grid = device_mesh(world, sizes, timeout)
         self._grid = grid
         self._group = grid.get_group(mesh.SHARD) if grid.ndim > 1 else grid.get_group()
+        self._tensor_group = grid.get_group(mesh.TENSOR) if mesh.TENSOR in sizes else None
         self._mark = mark
+        if self._tensor_group is not None:
+            split(bare, grid[mesh.TENSOR])
+            grid = grid[mesh.REPLICATE, mesh.SHARD] if sizes[mesh.REPLICATE] > 1 else grid[mesh.SHARD]
         for module in (*_own_blocks(bare), bare):
             fully_shard(module, mesh=grid)
             if mark is not None:
@@ -54,7 +60,7 @@ class Sharded(Parallel):
         self.module = self.model = bare
         self._parameters = list(bare.parameters())
         self._parts: list[Any] = [part for part in bare.modules() if hasattr(part, "set_requires_gradient_sync")]
-        self.divides_by = self._only_sum(world.size)
+        self.divides_by = self._only_sum(self.data.size)
 
     def exchanging(self, last: bool) -> AbstractContextManager[Any]:
         """Replicas exchange gradients in the last micro batch."""
@@ -76,11 +82,11 @@ class Sharded(Parallel):
         for part in self._parts:
             part.reshard()
 
-    def _only_sum(self, world: int) -> int:
+    def _only_sum(self, ranks: int) -> int:
         """Turn the division of gradients off where torch can: what they are divided by."""
         names = ("set_gradient_divide_factor", "set_force_sum_reduction_for_comms")
         if not all(hasattr(part, name) for part in self._parts for name in names):
-            return world
+            return ranks
         for part in self._parts:
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
@@ -90,12 +96,21 @@ class Sharded(Parallel):
         return [local(gradient) for gradient in super()._gradients()]
 
     def _norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        device = next(self.module.parameters()).device
-        squares = torch.zeros((), dtype=torch.float64, device=device)
-        if gradients:
-            squares += norms(gradients).double().square().sum()
+        squares = self._squares(gradients if self._tensor_group is None else self._held(True))
+        if self._tensor_group is not None:
+            dist.all_reduce(squares, group=self._tensor_group)
+            squares += self._squares(self._held(False))
         dist.all_reduce(squares, group=self._group)
         return squares.sqrt()
+
+    def _squares(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        squares = torch.zeros((), dtype=torch.float64, device=next(self.module.parameters()).device)
+        return squares + norms(gradients).double().square().sum() if gradients else squares
+
+    def _held(self, in_parts: bool) -> list[torch.Tensor]:
+        """This rank's gradients of the parameters that the ranks of a tensor group split, or that each of them has."""
+        shards: list[Any] = [item for item in self._parameters if item.grad is not None]
+        return [local(item.grad) for item in shards if item.placements[-1].is_shard() == in_parts]
 
 
 def _fully_shard(device: torch.device) -> Any:
@@ -106,8 +121,8 @@ def _fully_shard(device: torch.device) -> Any:
             with contextlib.suppress(ImportError):
                 return torch_private.earlier_fully_shard()
         raise UserError(
-            f"parallel.shard above 1 needs FSDP2 (torch 2.6 or newer), but torch is {torch.__version__}: use a "
-            f"newer image, or set parallel.shard to 1",
+            f"parallel.shard or tensor above 1 needs FSDP2 (torch 2.6 or newer), but torch is {torch.__version__}: use "
+            f"a newer image, or set both to 1",
             shared=True,
         ) from error
     return fully_shard
@@ -124,8 +139,11 @@ def _check_shapes(bare: nn.Module) -> None:
 
 
 def device_mesh(world: World, sizes: Mapping[str, int], timeout: float) -> DeviceMesh:
-    """One dimension where all ranks share one model, over the world's own group; else replicate and shard."""
-    used = {name: size for name, size in sizes.items() if size > 1}
+    """One dimension where all ranks share one model, over the world's own group; else replicate and shard.
+
+    With tensor, all three of any size: replicas of one shard are exchanged by FSDP, too.
+    """
+    used = {name: size for name, size in sizes.items() if size > 1 or mesh.TENSOR in sizes}
     grid = init_device_mesh(world.device.type, tuple(used.values()), mesh_dim_names=tuple(used))
     if grid.ndim > 1:  # New groups have torch's own limit, not the job's.
         for group in grid.get_all_groups():

@@ -1,4 +1,5 @@
-"""How ranks share the model: whole on each of them (DDP), in shards (FSDP), or replicas of shards (HSDP)."""
+"""How ranks share the model: whole on each of them (DDP), in shards (FSDP), or replicas of shards (HSDP); and each
+layer split among the ranks of a tensor group."""
 
 from torch import nn
 
@@ -19,10 +20,15 @@ def wrap(bare: nn.Module, job: Job, world: World, mark: Mark | None = None) -> P
     ranks. Raises a shared UserError for what the user can put right.
     """
     try:
-        sizes = mesh.sizes(world.size, job.parallel.replicate, job.parallel.shard)
+        sizes = mesh.sizes(world.size, job.parallel.replicate, job.parallel.shard, job.parallel.tensor)
     except ValueError as error:
         raise UserError(str(error), shared=True) from error
-    sharded = sizes[mesh.SHARD] > 1
+    if mesh.TENSOR in sizes:
+        from slurmddp.runtime.library.groups import checked
+
+        named = {"data": sizes[mesh.REPLICATE], "shard": sizes[mesh.SHARD], "pipeline": 1, "tensor": sizes[mesh.TENSOR]}
+        checked(named, world.gather(world.node), who="parallel")
+    sharded = sizes[mesh.SHARD] > 1 or mesh.TENSOR in sizes
     if not sharded:
         bare.to(world.device)
     shaping.shape(bare, job.train, world, sharded=sharded)
