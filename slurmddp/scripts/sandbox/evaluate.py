@@ -213,7 +213,23 @@ def _run(specs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def stub() -> str:
     """Return the text of the program that stands for all others."""
     text = (_HERE / "stub.sh").read_text(encoding="utf-8")
-    return text.replace("@FLAGS@", f" {' '.join(sorted(SRUN_FLAGS))} ").replace("@CONTAINER@", _VALUES)
+    flags = [f"--{each}" for each in sorted(SRUN_FLAGS)] + [f"-{each}" for each in "luKEIXZOsQvHVhk"]
+    return text.replace("@FLAGS@", f" {' '.join(flags)} ").replace("@CONTAINER@", _VALUES)
+
+
+def _answers(job: Job, script: str) -> str:
+    """Return what programs that look at the job say: lines of a pattern of the command, and its output."""
+    addresses = "".join(rf"{host}: 10.0.0.{at}:6818\n" for at, host in enumerate(job.hosts, 1))
+    of_job = rf"JobId={job.id} JobName=name{job.id}\n   Command={script}\n   WorkDir={SUBMIT}\n"
+    of_job += rf"   NodeList={job.nodelist}\n"
+    listed = r"GPU {0}: GPU (UUID: GPU-{0})\n"
+    gpus = {"*-L*": listed, "*--list*": listed, "*--query-gpu=index*": r"{0}\n", "*": rf"{job.unknown}\n"}
+    answers = [
+        *((f"{name} *", "") for name in ("sleep", "wait", "true", "echo")), ("whoami *", r"sandboxuser\n"),
+        ("scontrol *show job*", of_job), ("scontrol *getaddrs*", addresses),
+        *((f"nvidia-smi {words}", "".join(map(text.format, range(job.gpus)))) for words, text in gpus.items()),
+    ]  # fmt: skip
+    return "".join(f"{pattern}\t{answer}\n" for pattern, answer in answers)
 
 
 @lru_cache(maxsize=1)
@@ -254,7 +270,8 @@ def _spec(text: str, job: Job, name: str, files: Mapping[str, str], limits: Limi
     }  # fmt: skip
     return {
         "files": {
-            "/.sandbox/stub": stub(), "/.sandbox/prelude": (_HERE / "prelude.sh").read_text(encoding="utf-8"),
+            "/.sandbox/stub": stub(), "/.sandbox/answers": _answers(job, environment["SANDBOX_SCRIPT"]),
+            "/.sandbox/prelude": (_HERE / "prelude.sh").read_text(encoding="utf-8"),
             spool: text, os.path.join(SUBMIT, name): text, f"{HOME}/.keep": "", f"{TMPDIR}/.keep": "",
             "/.conda/.keep": "", **beside,
         },

@@ -7,20 +7,17 @@ __sandbox_path() { # a path as the script wrote it, expanded; nothing that would
 # The script's own variables are seen in here, and BASH_REMATCH is the script's: what may match with =~ does so in a
 # subshell, and no local has a name that a script would take.
 __sandbox_assigned() { # command: what the assignments before it have left, and which are in it
-    local __sandbox_name __sandbox_text=$1
+    local __sandbox_name IFS=' ' -
+    set -f
     for __sandbox_name in "${__sandbox_names[@]}"; do
         printf '%s\0' "$SANDBOX_LINE" "$__sandbox_name" "${!__sandbox_name-}"
     done >>/.sandbox/records/assigned
     __sandbox_names=()
-    case $__sandbox_text in
-        "export "* | "declare "* | "local "* | "readonly "* | "typeset "*) ;;
-        *) __sandbox_is_name "${__sandbox_text%%=*}" || return 0 ;;
-    esac
-    while [[ $__sandbox_text = *=* ]]; do
-        __sandbox_name=${__sandbox_text%%=*}
-        __sandbox_name=${__sandbox_name##* }
-        __sandbox_text=${__sandbox_text#*=}
-        ! __sandbox_is_name "$__sandbox_name" || __sandbox_names+=("${__sandbox_name%+}")
+    [[ $1 = @(export|declare|local|readonly|typeset)\ * ]] || __sandbox_is_name "${1%%=*}" || return 0
+    for __sandbox_name in $1; do
+        [[ $__sandbox_name = *=* ]] && __sandbox_is_name "${__sandbox_name%%=*}" || continue
+        __sandbox_name=${__sandbox_name%%=*}
+        __sandbox_names+=("${__sandbox_name%+}")
     done
 }
 __sandbox_is_name() { [[ ${1%+} = [A-Za-z_]* && ${1%+} != *[!A-Za-z0-9_]* ]]; }
@@ -34,57 +31,42 @@ __sandbox_seen() {
     case $2 in *[\<\>]* | \[* | [\"\$./~]* | [A-Za-z_]*=*\ [\"\$./~]*) (__sandbox_files "$2") 2>/dev/null ;; esac
     return 0
 }
+__sandbox_put() { # a file that the job has, with something in it that nobody knows
+    [[ $1 && ! -e $1 ]] || return 0
+    [[ $1 != */* ]] || /.sandbox/real/mkdir -p -- "${1%/*}/"
+    echo "$SANDBOX_UNKNOWN" >"$1"
+}
 __sandbox_files() { # command: what it reads, the folders it writes to, a program by its path are there in the job
-    local __sandbox_path __sandbox_kind __sandbox_text=" $1 "
+    local __sandbox_path __sandbox_text=" $1 "
     if [[ ${SANDBOX_FILES-} = 1 && $1 =~ ^\[?\[\ (!\ )?-([fdesrwxL])\ ([^\ ]+)\ \]\]?$ ]]; then
-        __sandbox_kind=${BASH_REMATCH[2]}
         __sandbox_path=$(__sandbox_path "${BASH_REMATCH[3]}")
-        if [[ $__sandbox_path && ! -e $__sandbox_path && $__sandbox_kind = d ]]; then
-            /.sandbox/real/mkdir -p -- "$__sandbox_path"
-        elif [[ $__sandbox_path && ! -e $__sandbox_path ]]; then
-            /.sandbox/real/mkdir -p -- "./${__sandbox_path%"${__sandbox_path##*/}"}" "${__sandbox_path%"${__sandbox_path##*/}"}"
-            echo "$SANDBOX_UNKNOWN" >"$__sandbox_path"
-        fi
+        [[ ${BASH_REMATCH[2]} != d || ! $__sandbox_path ]] || /.sandbox/real/mkdir -p -- "$__sandbox_path"
+        __sandbox_put "$__sandbox_path"
         return 0
     fi
     while [[ $__sandbox_text =~ [\<\>]\ ?([^\<\>\&\ ]+)\ (.*) ]]; do
         __sandbox_text=" ${BASH_REMATCH[2]}"
-        __sandbox_path=$(__sandbox_path "${BASH_REMATCH[1]}")
-        if [[ $__sandbox_path && ! -e $__sandbox_path ]]; then
-            [[ $__sandbox_path = */* ]] && /.sandbox/real/mkdir -p -- "${__sandbox_path%/*}"
-            echo "$SANDBOX_UNKNOWN" >"$__sandbox_path"
-        fi
+        __sandbox_put "$(__sandbox_path "${BASH_REMATCH[1]}")"
     done
     __sandbox_text=$1
     while [[ $__sandbox_text =~ ^[A-Za-z_][A-Za-z0-9_]*=[^\ ]*\ (.*) ]]; do __sandbox_text=${BASH_REMATCH[1]}; done
     __sandbox_path=${__sandbox_text%%\ *}
-    if [[ $__sandbox_path = [\"\$./~]* && $__sandbox_path != *=* ]]; then
-        __sandbox_path=$(__sandbox_path "$__sandbox_path")
-        if [[ $__sandbox_path = */* && $__sandbox_path != /usr/bin/* && $__sandbox_path != *\ * && ! -e $__sandbox_path ]]; then
-            /.sandbox/real/mkdir -p -- "${__sandbox_path%/*}" && /.sandbox/real/ln -s /.sandbox/stub "$__sandbox_path"
-        fi
-    fi
+    [[ $__sandbox_path = [\"\$./~]* && $__sandbox_path != *=* ]] || return 0
+    __sandbox_path=$(__sandbox_path "$__sandbox_path")
+    [[ $__sandbox_path = */* && $__sandbox_path != /usr/bin/* && $__sandbox_path != *\ * && ! -e $__sandbox_path ]] || return 0
+    /.sandbox/real/mkdir -p -- "${__sandbox_path%/*}" && /.sandbox/real/ln -s /.sandbox/stub "$__sandbox_path"
 }
 command_not_found_handle() { /.sandbox/stub "$@"; }
-__sandbox_cd() { # the batch shell goes there
-    (($#)) || return 0
-    [[ ! ${__sandbox_top-} || $BASH_SUBSHELL != 0 ]] ||
-        printf '%s\0' "$SANDBOX_LINE" cd "${@: -1}" >>/.sandbox/records/assigned 2>/dev/null || :
+cd() { # the batch shell goes there
+    if (($#)); then
+        [[ ! ${__sandbox_top-} || $BASH_SUBSHELL != 0 ]] ||
+            printf '%s\0' "$SANDBOX_LINE" cd "${@: -1}" >>/.sandbox/records/assigned 2>/dev/null || :
+        [[ -d ${*: -1} || ${*: -1} = - ]] || /.sandbox/real/mkdir -p -- "${@: -1}" 2>/dev/null
+    fi
+    builtin "${__sandbox_to:-cd}" "$@"
 }
-cd() {
-    __sandbox_cd "$@"
-    builtin cd "$@" 2>/dev/null && return
-    /.sandbox/real/mkdir -p -- "${@: -1}" 2>/dev/null && builtin cd "$@"
-}
-pushd() {
-    __sandbox_cd "$@"
-    ((!$#)) || /.sandbox/real/mkdir -p -- "${@: -1}" 2>/dev/null
-    builtin pushd "$@"
-}
-source() {
-    /.sandbox/stub source "$@"
-    if [[ -f ${1-} ]]; then builtin source "$@"; fi
-}
+pushd() { local __sandbox_to=pushd; cd "$@"; }
+source() { /.sandbox/stub source "$@"; [[ ! -f ${1-} ]] || builtin source "$@"; }
 .() { source "$@"; }
 ulimit() { /.sandbox/stub ulimit "$@"; }
 __sandbox_filter() { # what a filter prints of something that nobody knows is unknown, too

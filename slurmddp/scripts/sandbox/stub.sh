@@ -4,8 +4,7 @@
 trap - DEBUG
 set +eufT
 unset -f cd source . pushd ulimit command_not_found_handle ${__sandbox_filters-}
-__name=${0##*/}
-__whole=${0#/usr/bin/}
+__name=${0##*/} __whole=${0#/usr/bin/}
 if [[ $0 = /.sandbox/stub ]]; then __whole=${1-} __name=${1##*/}; shift; fi
 
 __streams=()
@@ -20,73 +19,54 @@ record() {
 }
 unknown() { # what it prints; a search for a free port finds another one in each task
     local __found=$SANDBOX_UNKNOWN __procid=${SANDBOX_TASK#*:}
-    case "$__name $*" in
-        ss\ * | lsof\ * | netstat\ * | uuidgen\ * | openssl\ * | *socket* | *free*port*) [[ $__procid ]] && __found=$((__found + 1 + ${__procid%%:*})) ;;
-    esac
+    if [[ $__procid && "$__name $*" = @(@(ss|lsof|netstat|uuidgen|openssl)\ *|*socket*|*free*port*) ]]; then
+        __found=$((__found + 1 + ${__procid%%:*}))
+    fi
     if [[ ${__streams[1]} = pipe:* ]]; then
         echo "$__found"
         [[ $SANDBOX_FILES = 1 || $__name != @(ls|find) ]] || echo "$__found.2" # nor how many files there are
     fi
 }
-expand_hosts() {
-    local __part __list=$1 __first __last
-    if [[ -z $__list || $__list = "$SLURM_JOB_NODELIST" ]]; then printf '%s\n' $SANDBOX_HOSTS; return; fi
+expand_hosts() { # one name per line; a list that the job does not have, too
+    local __list=${1:-${SLURM_JOB_NODELIST-${SANDBOX_HOSTS// /,}}} __part __first __n
     while [[ $__list ]]; do
-        if [[ $__list =~ ^([^,\[]*)\[([0-9,-]+)\](,|$)(.*) ]]; then
-            local __stem=${BASH_REMATCH[1]} __ranges=${BASH_REMATCH[2]} __rest=${BASH_REMATCH[4]}
-            for __part in ${__ranges//,/ }; do
-                __first=${__part%-*} __last=${__part#*-}
-                for ((__n = 10#$__first; __n <= 10#$__last; __n++)); do printf "%s%0${#__first}d\n" "$__stem" "$__n"; done
+        if [[ $__list =~ ^([^,\[]*)\[([0-9,-]+)\]([^,\[]*)(,(.*))?$ ]]; then
+            for __part in ${BASH_REMATCH[2]//,/ }; do
+                __first=${__part%-*}
+                for ((__n = 10#$__first; __n <= 10#${__part#*-}; __n++)); do
+                    printf "%s%0${#__first}d%s\n" "${BASH_REMATCH[1]}" "$__n" "${BASH_REMATCH[3]}"
+                done
             done
-            __list=$__rest
+            __list=${BASH_REMATCH[5]}
         else
             echo "${__list%%,*}"
             [[ $__list = *,* ]] && __list=${__list#*,} || __list=
         fi
     done
 }
-address() { # of a node: 10.0.0.N
-    local __n=1 __host
-    for __host in $SANDBOX_HOSTS; do [[ $__host = "$1" ]] && break; __n=$((__n + 1)); done
-    echo "10.0.0.$__n"
-}
-run_in_task() { # procid localid nodeid words...
-    local __host=$1 __procid=$2 __localid=$3 __nodeid=$4
-    shift 4
-    export SLURM_PROCID=$__procid SLURM_LOCALID=$__localid SLURM_NODEID=$__nodeid SLURM_STEP_ID=0 SLURM_STEPID=0
-    export SLURMD_NODENAME=$__host HOSTNAME=$__host SLURM_STEP_NODELIST=$SLURM_JOB_NODELIST SLURM_TASK_PID=$((4000 + __procid))
-    export SLURM_GTIDS=$__procid SLURM_SRUN_COMM_HOST=10.0.0.1 SLURM_LAUNCH_NODE_IPADDR=10.0.0.1
-    SANDBOX_TASK="$$:$__procid:$__nodeid" start "$@"
-}
 start() { # what bash or a wrapper would start; a path that is not there is recorded, too
     if [[ $1 = */* && ! -x $1 ]] || ! type -P -- "$1" >/dev/null; then /.sandbox/stub "$@"; else command "$@"; fi
 }
-takes_value() { # whether an option of srun is followed by its value
-    case $1 in
-        --*=*) return 1 ;;
-        --*) [[ "@FLAGS@" != *" ${1#--} "* ]] ;;
-        -[luKEIXZOsQvHVhk]*) return 1 ;;
-        -?) return 0 ;;
-        *) return 1 ;;
-    esac
-}
 srun() {
-    local __nodes= __ntasks= __tpn= __list= __export= __relative=0 __word __value __hosts __picked=() __per __count __procid __node
-    while [[ ${1-} = -* ]]; do
-        __word=$1 __value=
+    local __nodes= __ntasks= __tpn= __list= __export= __relative=0 __word __hosts __per __count __procid __node
+    while [[ ${1-} = -* && $1 != -- ]]; do
+        __word=$1
         shift
-        [[ $__word = -- ]] && break
-        case $__word in --*=*) __value=${__word#*=} __word=${__word%%=*} ;; esac
-        if [[ -z $__value ]] && takes_value "$__word"; then __value=${1-}; shift; fi
-        if [[ $__word != --* && ${#__word} -gt 2 ]]; then __value=${__word:2} __word=${__word:0:2} __value=${__value#=}; fi
         case $__word in
-            -N | --nodes) __nodes=${__value%%-*} ;; -n | --ntasks) __ntasks=$__value ;; -w | --nodelist) __list=$__value ;;
-            --ntasks-per-node | --tasks-per-node) __tpn=$__value ;; --export) __export=$__value ;; -r | --relative) __relative=$__value ;;
+            --*=*) ;;
+            -[!-]?*) __word="${__word:0:2}=${__word:2}" __word=${__word/==/=} ;;
+            *) [[ "@FLAGS@" = *" $__word "* ]] || { __word+="=${1-}" && shift; } ;;
+        esac
+        case $__word in
+            -N=* | --nodes=*) __nodes=${__word#*=} __nodes=${__nodes%%-*} ;; -n=* | --ntasks=*) __ntasks=${__word#*=} ;;
+            --ntasks-per-node=* | --tasks-per-node=*) __tpn=${__word#*=} ;; -w=* | --nodelist=*) __list=${__word#*=} ;;
+            -r=* | --relative=*) __relative=${__word#*=} ;; --export=*) __export=${__word#*=} ;;
         esac
     done
+    [[ ${1-} != -- ]] || shift
     [[ ${1-} ]] || return 0
     __hosts=($SANDBOX_HOSTS)
-    [[ $__list ]] && __hosts=($(expand_hosts "$__list"))
+    [[ ! $__list ]] || __hosts=($(expand_hosts "$__list"))
     __hosts=("${__hosts[@]:$((__relative + 0))}")
     [[ $__nodes =~ ^[0-9]+$ ]] || __nodes=${#__hosts[@]}
     if ! [[ $__ntasks =~ ^[0-9]+$ ]]; then
@@ -106,8 +86,13 @@ srun() {
     for __procid in 0 1 $__per $((__ntasks - 1)); do
         ((__procid < __ntasks)) && [[ $__count != *" $__procid "* ]] || continue
         __count+="$__procid "
-        __node=$((__procid / __per))
-        (run_in_task "${__hosts[__node]:-${__hosts[0]}}" "$__procid" $((__procid % __per)) "$__node" "$@")
+        __node=$((__procid / __per)) HOSTNAME=${__hosts[__procid / __per]:-${__hosts[0]}}
+        (
+            export SLURM_PROCID=$__procid SLURM_GTIDS=$__procid SLURM_LOCALID=$((__procid % __per)) SLURM_NODEID=$__node
+            export HOSTNAME SLURMD_NODENAME=$HOSTNAME SLURM_STEP_NODELIST=$SLURM_JOB_NODELIST SLURM_TASK_PID=$((4000 + __procid))
+            export SLURM_STEP_ID=0 SLURM_STEPID=0 SLURM_SRUN_COMM_HOST=10.0.0.1 SLURM_LAUNCH_NODE_IPADDR=10.0.0.1
+            SANDBOX_TASK="$$:$__procid:$__node" start "$@"
+        )
     done
 }
 container() { # the words behind the image, with the variables that reach them
@@ -141,49 +126,34 @@ behind() { # the first word behind a wrapper that is a program
         shift
     done
 }
-case $__name in
-    sleep | wait | true | echo) exit 0 ;;
-    date) exec /.sandbox/real/date -d "@$SANDBOX_NOW" "$@" ;;
-    hostname)
-        case "$*" in *-i* | *-I* | *--all-ip* | *--ip*) __ip=$(address "$HOSTNAME"); echo "${__ip/10.0./10.9.}" ;; *) echo "$HOSTNAME" ;; esac
+while IFS=$'\t' read -r __pattern __answer; do
+    # shellcheck disable=SC2053 # a pattern
+    [[ "$__name $*" != $__pattern ]] || { printf %b "$__answer"; exit 0; }
+done </.sandbox/answers
+case "$__name $*" in
+    date\ *) exec /.sandbox/real/date -d "@$SANDBOX_NOW" "$@" ;;
+    hostname\ *)
+        __before=" $SANDBOX_HOSTS " __before=(${__before%% "$HOSTNAME" *}) # 10.9.0.N of the Nth node
+        [[ "$*" = @(*-[iI]*|*--*ip*) ]] && echo "10.9.0.$((${#__before[@]} + 1))" || echo "$HOSTNAME"
         exit 0 ;;
-    whoami) echo "$USER"; exit 0 ;;
-    ls | stat) unknown "$@"; exit 0 ;;
-    readlink)
-        case " $* " in *" -"[fme]" "*) exec /.sandbox/real/readlink "$@" ;; *) unknown "$@" ;; esac
-        exit 0 ;;
-    scontrol)
-        case "$*" in
-            *show\ hostname*) expand_hosts "${3-}" ;;
-            *show\ job*) printf 'JobId=%s JobName=%s\n   Command=%s\n   WorkDir=%s\n   NodeList=%s\n' "$SLURM_JOB_ID" \
-                "$SLURM_JOB_NAME" "$SANDBOX_SCRIPT" "$SLURM_SUBMIT_DIR" "$SLURM_JOB_NODELIST" ;;
-            *getaddrs*) for __host in $SANDBOX_HOSTS; do echo "$__host: $(address "$__host"):6818"; done ;;
-            *) record "$__whole" "$@" ;;
-        esac
-        exit 0 ;;
-    nvidia-smi)
-        for ((__gpu = 0; __gpu < SANDBOX_GPUS; __gpu++)); do
-            case "$*" in *-L* | *--list*) echo "GPU $__gpu: GPU (UUID: GPU-$__gpu)" ;; *--query-gpu=index*) echo "$__gpu" ;; *) echo "$SANDBOX_UNKNOWN" ;; esac
-        done
-        exit 0 ;;
+    readlink\ *-[fme]\ *) exec /.sandbox/real/readlink "$@" ;;
+    ls\ * | stat\ * | readlink\ *) unknown "$@"; exit 0 ;;
+    scontrol\ *show\ hostname*) expand_hosts "${3-}"; exit 0 ;;
 esac
 record "$__whole" "$@"
-case $__name in
-    chmod | cp | ln | mkdir | mv | rm | touch) exec "/.sandbox/real/$__name" "$@" ;;
-    srun) srun "$@" ;;
-    apptainer | singularity) case ${1-} in exec | run | shell) container "$@" ;; esac ;;
-    nohup | setsid) # whose options have no values
+shopt -s extglob
+case "$__name ${1-}" in
+    @(chmod|cp|ln|mkdir|mv|rm|touch)\ *) exec "/.sandbox/real/$__name" "$@" ;;
+    srun\ *) srun "$@" ;;
+    @(apptainer|singularity)\ @(exec|run|shell)) container "$@" ;;
+    @(nohup|setsid)\ *) # whose options have no values
         while [[ ${1-} = -* ]]; do shift; done
         [[ ! ${1-} ]] || start "$@" ;;
-    timeout | nice | ionice | numactl | taskset | stdbuf | time | uv | conda | mamba | micromamba | poetry | pixi | nsys | ncu | strace | shifter | docker | podman | enroot)
-        case $__name:${1-} in
-            conda:info) echo /.conda ;;
-            conda:run | mamba:run | micromamba:run | uv:run | poetry:run | pixi:run | nsys:profile | docker:run | podman:run | enroot:start) behind "$@" ;;
-            conda:* | mamba:* | micromamba:* | uv:* | poetry:* | pixi:* | nsys:* | docker:* | podman:* | enroot:*) ;;
-            *) behind "$@" ;;
-        esac ;;
-    mpirun | mpiexec | torchrun | accelerate | deepspeed | ray | sbatch) ;;
-    python*) unknown "$@" ;;
+    "conda info") echo /.conda ;;
+    @(timeout|nice|ionice|numactl|taskset|stdbuf|time|ncu|strace|shifter)\ * | \
+        @(conda|mamba|micromamba|uv|poetry|pixi|docker|podman)\ run | nsys\ profile | enroot\ start) behind "$@" ;;
+    @(apptainer|singularity|conda|mamba|micromamba|uv|poetry|pixi|nsys|docker|podman|enroot)\ *) ;;
+    @(mpirun|mpiexec|torchrun|accelerate|deepspeed|ray|sbatch|scontrol)\ *) ;;
     *) unknown "$@" ;;
 esac
 exit 0
