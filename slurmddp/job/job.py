@@ -258,7 +258,8 @@ class Recovery(Model):
     run fails after so many failed starts in a row of which none gets further than the first; max_gpu_hours: what all
     starts of the run may use together, then it stops; preflight: check the nodes before each start of the ranks; only:
     exit after the check; fork: fork the ranks of an own script from a process that has imported torch;
-    heartbeats: let the nodes send heartbeats, so that a lost one is replaced before Slurm reports it."""
+    heartbeats: let the nodes send heartbeats, so that a lost one is replaced before Slurm reports it; spares_warm: keep
+    a process on each node, spares too, that has imported torch for the ranks of all attempts."""
 
     requeue: Annotated[Literal["auto", "always", "never"], BeforeValidator(_requeue)] = "auto"
     no_progress: Annotated[int, Field(ge=1, le=1000)] = 3
@@ -266,6 +267,7 @@ class Recovery(Model):
     preflight: Annotated[bool | Literal["only"], BeforeValidator(_preflight)] = True
     fork: bool = False
     heartbeats: bool = False
+    spares_warm: bool = False
 
 
 class Timeouts(Model):

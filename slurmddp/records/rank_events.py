@@ -27,6 +27,12 @@ class NotForked(NamedTuple):
     why: str
 
 
+class NotWarm(NamedTuple):
+    """an agent was started, not forked (recovery.spares_warm)"""
+
+    why: str
+
+
 class AgentPaused(NamedTuple):
     """an agent did not run for a while: somebody stopped it, or its node hung"""
 
@@ -278,8 +284,8 @@ class Finished(NamedTuple):
 
 
 OF_RANKS = (
-    RankStarted, RanksStopped, RankExited, NotForked, AgentPaused, Forged, Started, WeightsLoaded, CheckpointRejected,
-    Resumed,
+    RankStarted, RanksStopped, RankExited, NotForked, NotWarm, AgentPaused, Forged, Started, WeightsLoaded,
+    CheckpointRejected, Resumed,
     Ready, FirstStep, StepSkipped, Evaluated, CheckpointSaved, CheckpointFailed, StragglerBegins, StragglerEnds,
     LinksProbed, Profiled, Hang, HangReported, HangOver, NoProcessGroup, Restarted, KeepingSave, SaveKept,
     ProcessGroupMade, Error, Stopping, Timing, Finished,

@@ -5,6 +5,7 @@ from typing import Any, Dict, List, Optional
 from slurmddp.records.cause import Cause
 from slurmddp.records.job_events import USER, AttemptEnded, AttemptStarted, Cleaned, NodeExcluded
 from slurmddp.records.refusal import Refusal
+from slurmddp.supervisor import warming
 from slurmddp.supervisor.brain.decide import decide
 from slurmddp.supervisor.brain.types import DONE, NEXT, REQUEUE, Decision, Facts
 from slurmddp.supervisor.job import Job, without
@@ -41,6 +42,8 @@ class Attempts:
         job, look = self.job, self.watching.look
         self.watching.new_attempt()
         self.list_nodes()
+        if job.values.yes("warm") and not job.must_end():
+            warming.keep(job)
         if job.settings.preflight and not job.must_end() and not check_nodes(job, look):
             return
         if not job.must_end() and not job.nodes.choose():
@@ -84,8 +87,7 @@ class Attempts:
         self.record(self.decide(), launched=True)
         if job.decision == NEXT and job.cause is not None:
             job.watch.failed(job.cause)
-        # Slurm starts nothing more in a job that it ends, and kills what is left there.
-        if not job.ending or (job.scheduler.takes_steps() and not job.back):
+        if self._may_clean():
             self._sweep()
 
     def _command(self) -> List[str]:
@@ -147,9 +149,24 @@ class Attempts:
         """Remove what the attempt left on its nodes: processes, shared memory, scratch."""
         job = self.job
         job.nodes.chosen = without(job.nodes.excluded, job.nodes.chosen)
+        self._clean(job.env["SLURMDDP_RENDEZVOUS_ID"], job.logs)
+        job.event(Cleaned(job.folder.known("", "removed", job.logs)))
+
+    def end_warm(self) -> None:
+        """End the warm processes, if there are any, and remove what they leave."""
+        job = self.job
+        if job.warm is not None and self._may_clean():
+            job.nodes.chosen = list(job.nodes.usable)
+            self._clean(job.env["SLURMDDP_WARM"], job.run + "/logs/warm")
+
+    def _clean(self, attempt: str, logs: str) -> None:
+        job = self.job
         if job.nodes.chosen:
-            env = {"SLURMDDP_SWEEP": job.env["SLURMDDP_RENDEZVOUS_ID"], "SLURMDDP_SCHEDULER": job.settings.scheduler}
+            env = {"SLURMDDP_SWEEP": attempt, "SLURMDDP_SCHEDULER": job.settings.scheduler, "SLURMDDP_LOGS": logs}
             env["SLURMDDP_NODE_FOLDER"] = job.values.words["node_folder"]
             words = job.values.program("sweep")
-            job.on_nodes(job.logs + "/sweep.out", words, self.watching.look, 20, env=env, last=True)
-        job.event(Cleaned(job.folder.known("", "removed", job.logs)))
+            job.on_nodes(logs + "/sweep.out", words, self.watching.look, 20, env=env, last=True)
+
+    def _may_clean(self) -> bool:
+        """Slurm starts nothing more in a job that it ends, and kills what is left there."""
+        return not self.job.ending or (self.job.scheduler.takes_steps() and not self.job.back)

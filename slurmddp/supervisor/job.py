@@ -106,6 +106,7 @@ class Job:
         self.events_read = 0  # bytes of events.jsonl
         self.unended: Sequence[int] = ()  # of earlier starts: see Files.begin
         self.child: Optional[Child] = None
+        self.warm: Optional[Child] = None  # the step of warming.py
         self.abort = signal.SIGKILL  # what ends it at once, whatever its nodes answer
         self.ending = self.signal = self.kept = self.ended_by = ""
         self.back = False

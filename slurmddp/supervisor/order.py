@@ -58,6 +58,7 @@ def main(arguments: Sequence[str]) -> int:
             while job.decision == NEXT and not job.ending:
                 job.open_attempt()
                 attempts.make()
+            attempts.end_warm()
             _finish(job, attempts)
             job.loop.be_deaf()  # what becomes of the run is told
     except Unavailable as error:

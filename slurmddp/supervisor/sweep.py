@@ -273,6 +273,9 @@ class Sweep:
                 self._used.update(self.shared.opened_by(pid))
 
     def _may_use(self, pid: int) -> bool:
+        own = self._environment(pid)
+        if own is not None and own.id == os.environ.get("SLURMDDP_WARM"):  # see warming.py
+            return False
         if self._table[pid].name in _HARMLESS or self._is_shielded(pid):
             return False
         ours = any(word.endswith(_CODE) for word in _command(pid))

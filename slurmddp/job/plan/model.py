@@ -193,6 +193,7 @@ class RecoveryPlan(NamedTuple):
     from_zero:   starts from step 1 again that such a script may make after faults; None: any number.
     watch:       where a script of the user's own saves, besides the run's checkpoints/, as the ranks see it: absolute,
                  or begins with {run}.
+    warm:        each node keeps a process that has imported torch, for the ranks of all attempts.
     """
 
     requeue: Literal["requeue", "chain", "none"]
@@ -200,6 +201,7 @@ class RecoveryPlan(NamedTuple):
     must_save: bool = False
     watch: tuple[str, ...] = ()
     from_zero: int | None = None
+    warm: bool = False
 
 
 class AlertTarget(NamedTuple):

@@ -47,15 +47,18 @@ def plan_recovery(
         notes.append(Note("warning", "recovery.max_gpu_hours limits nothing: this job has no GPUs"))
     if recovery.fork and (why := _not_forked(resolved, layout)):
         notes.append(Note("warning", f"recovery.fork has no effect: {why}"))
-    if recovery.heartbeats and not nodes.elastic:
-        text = "this job cannot lose a node: set resources.nodes to a range, or add spares"
-        notes.append(Note("warning", f"recovery.heartbeats has no effect: {text}"))
+    keeps = "" if nodes.elastic else "this job cannot lose a node: set resources.nodes to a range, or add spares"
+    cold = keeps or ("" if recovery.fork else "it needs recovery.fork") or _not_forked(resolved, layout)
+    for key, wanted, why in (("heartbeats", recovery.heartbeats, keeps), ("spares_warm", recovery.spares_warm, cold)):
+        if wanted and why:
+            notes.append(Note("warning", f"recovery.{key} has no effect: {why}"))
     expedite = site.requeue == "expedite" and requeue == "requeue"
     is_script = resolved.job.train.task is None
     must_save = is_script and requeue != "none" and recovery.requeue == "auto"
     # In one job, too, and on one machine: whoever wants any number of them says so.
     from_zero = FROM_ZERO if is_script and recovery.requeue != "always" else None
-    return RecoveryPlan(requeue, expedite, must_save, watch, from_zero), notes
+    warm = recovery.spares_warm and not cold
+    return RecoveryPlan(requeue, expedite, must_save, watch, from_zero, warm), notes
 
 
 def _not_forked(resolved: Resolved, layout: Layout) -> str:

@@ -9,6 +9,7 @@ against, and what PyTorch leaves open.
     signed.py    what agents exchange, signed: rendezvous state, ranks, the address of the ranks' store
     stores.py    the stores, each bound to one address
     handlers.py  torchrun's rendezvous handlers on top of both; which save the ranks of a script may load
+    warm.py, warm_parent.py  forks the agent from a process that has imported torch for all attempts
     pauses.py    notices that this agent did not run for a while
     forking.py   forks the ranks from a process that has imported torch (forking_template.py)
 """

@@ -83,17 +83,24 @@ class ForkedRank:
 class Template:
     """The process that is forked."""
 
-    def __init__(self, python: Sequence[str], words: Sequence[str]) -> None:
-        """Start it. python: the interpreter with its options; words: of the program, behind `begin`."""
+    def __init__(
+        self, python: Sequence[str], words: Sequence[str], warm: tuple[socket.socket, int] | None = None
+    ) -> None:
+        """Start it. python: the interpreter with its options; words: of the program, behind `begin`; warm: the
+        connection to one that is there already, and its process id.
+        """
         self.environment = dict(os.environ)
-        own, other = socket.socketpair()
-        self._connection, self._lines = own, own.makefile("rb")
-        variables = begin.with_hooks({**self.environment, TEMPLATE: str(other.fileno())})
-        with other:
-            self._process = subprocess.Popen(
-                [*python, *begin.script_words(words)], env=variables, pass_fds=[other.fileno()]
-            )
         self.python, self.words = [*python], [*words]
+        self._process: subprocess.Popen[bytes] | ForkedRank
+        if warm is None:
+            self._connection, other = socket.socketpair()
+            variables = begin.with_hooks({**self.environment, TEMPLATE: str(other.fileno())})
+            command = [*python, *begin.script_words(words)]
+            with other:
+                self._process = subprocess.Popen(command, env=variables, pass_fds=[other.fileno()])
+        else:
+            self._connection, self._process = warm[0], ForkedRank(python, warm[1])
+        self._lines = self._connection.makefile("rb")
         self._ready = False
 
     def fork(self, args: Sequence[str], variables: Mapping[str, str], files: Sequence[int]) -> ForkedRank:
@@ -160,15 +167,23 @@ def _adopting() -> Iterator[None]:
         prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def template(words: Sequence[str], events: Path, write: Callable[[NotForked], None]) -> Template | None:
+def template(
+    words: Sequence[str],
+    events: Path,
+    write: Callable[[NotForked], None],
+    warm: tuple[socket.socket, int] | None = None,
+) -> Template | None:
     """Return what this node's ranks are forked from, if the job wants it; where that cannot be, write why.
 
-    It imports torch while this process does. words: torchrun's options and the program; events: events.jsonl.
+    It imports torch while this process does. words: torchrun's options and the program; events: events.jsonl; warm: as
+    in Template.
     """
     if os.environ.get(WANTED) != "1":
         return None
     try:
-        return Template([sys.executable, "-u"], _program(words, events))  # as torchrun calls Python
+        if why := _of_script(events):
+            raise NotPossible(why)
+        return Template([sys.executable, "-u"], program_of(words), warm)  # as torchrun calls Python
     except (NotPossible, OSError) as error:
         write(NotForked(str(error)))
         return None
@@ -199,10 +214,8 @@ def fork_ranks(found: Template, events: Path, write: Callable[[NotForked], None]
         write(NotForked(str(error)))
 
 
-def _program(words: Sequence[str], events: Path) -> Sequence[str]:
+def program_of(words: Sequence[str]) -> Sequence[str]:
     """Return the words behind `begin`. Raises NotPossible."""
-    if why := _of_script(events):
-        raise NotPossible(why)
     if "slurmddp.runtime.wrap" in words:
         raise NotPossible("launch.wrap starts the ranks by a command of its own")
     if _BEGIN[1] not in words:

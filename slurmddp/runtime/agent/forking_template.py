@@ -27,6 +27,7 @@ from typing import NoReturn
 
 from slurmddp.records.rank_events import NotForked
 from slurmddp.runtime import begin, environment
+from slurmddp.runtime.agent import warm
 from slurmddp.runtime.journal import Events
 from slurmddp.shared.run_folder import RunFolder
 
@@ -40,7 +41,7 @@ _AMD = "/dev/kfd"
 #: A process that has one of these open must never be forked.
 _DEVICES = ("/dev/nvidia", _AMD, "/dev/dri/")
 #: Slurm and terminals send these to all processes of a step: the template must outlive them.
-_HELD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+HELD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 #: What a script may set before it imports torch: nothing in torch reads these during the import.
 _READ_LATER = ("CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH", "TOKENIZERS_PARALLELISM")
 _READ_LATER_PREFIXES = ("NCCL_", "GLOO_", "WANDB_", "HF_")
@@ -74,17 +75,23 @@ class Loaded:
         sys.modules.update(self._modules)
 
 
-def serve(number: int) -> Loaded:
+def serve(where: str) -> Loaded:
     """Import torch, tell the agent, and fork a rank for each of its requests, until it is gone. Returns in ranks only.
 
-    number: the file descriptor of the connection to the agent.
+    where: the file descriptor of the connection to the agent; warm.PARENT: each agent is forked from here, too.
     """
-    begin.die_with_parent()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
-    agent = socket.socket(fileno=number)
-    agent.set_inheritable(False)
+    if where == warm.PARENT:
+        from slurmddp.runtime.agent import warm_parent
+
+        agent, why = warm_parent.serve(), ""
+    else:
+        begin.die_with_parent()
+        agent = socket.socket(fileno=int(where))
+        agent.set_inheritable(False)
+        why = load()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
     lines = agent.makefile("rb")
-    _answer(agent, _load())
+    _answer(agent, why)
     while True:
         first, files, _, _ = socket.recv_fds(agent, 1, 2)
         if not first:
@@ -133,7 +140,7 @@ def _devices() -> list[str]:
     return sorted(file for file in files if file.startswith(_DEVICES))
 
 
-def _load() -> str:
+def load() -> str:
     """Import torch and what ranks import late. Return why ranks cannot be forked from this process, or nothing."""
     if os.path.exists(_AMD):
         return "this node has AMD GPUs, with which forked ranks were not tried"
@@ -149,7 +156,7 @@ def _load() -> str:
     if used := _devices():
         return f"the import of torch opens a GPU ({', '.join(used)})"
     try:
-        trial = _quiet_fork()
+        trial = quiet_fork()
     except OSError as error:
         return f"no further process may be started ({error.strerror})"
     # OpenBLAS ends its threads before a fork; whatever still runs does not know of forks.
@@ -159,7 +166,7 @@ def _load() -> str:
     if _threads() > 1:
         return f"threads run once torch is imported ({_threads() - 1})"
     try:
-        _show(sys.orig_argv, os.environ)
+        show(sys.orig_argv, os.environ)
     except OSError as error:
         return f"this kernel does not let a process change what /proc shows of it ({error.strerror})"
     return ""
@@ -172,7 +179,7 @@ def _fork() -> tuple[int, int]:
     """
     reader, writer = os.pipe()
     try:
-        first = _quiet_fork()
+        first = quiet_fork()
     except OSError:
         os.close(reader)
         os.close(writer)
@@ -180,7 +187,7 @@ def _fork() -> tuple[int, int]:
     if first == 0:
         middle = os.getpid()
         try:
-            rank = _quiet_fork()
+            rank = quiet_fork()
         except OSError:
             os._exit(1)
         if rank:
@@ -197,7 +204,7 @@ def _fork() -> tuple[int, int]:
     return 0, int(pid or 0)
 
 
-def _quiet_fork() -> int:
+def quiet_fork() -> int:
     """os.fork, without Python 3.12's warning that this process has threads."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -221,7 +228,7 @@ def _become_rank(middle: int, files: Sequence[int], variables: Mapping[str, str]
     sys.orig_argv += more
     begin.add_hooks()
     try:
-        _show(sys.orig_argv, os.environ)
+        show(sys.orig_argv, os.environ)
     except OSError:
         _start_fresh(os.environ)
 
@@ -235,7 +242,7 @@ def _seed() -> None:
         numpy_random.seed()
 
 
-def _show(argv: Sequence[str], variables: Mapping[str, str]) -> None:
+def show(argv: Sequence[str], variables: Mapping[str, str]) -> None:
     """Have /proc/self/cmdline and environ show these, as they would after an exec: others find ranks there.
 
     Needs no privilege (prctl(2), PR_SET_MM_MAP), but CONFIG_CHECKPOINT_RESTORE. Raises OSError.

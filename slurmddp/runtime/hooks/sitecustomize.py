@@ -24,7 +24,7 @@ if "SLURMDDP_TEMPLATE" in os.environ:
 
     try:
         # It returns in ranks only, with the environment of each.
-        _loaded = forking_template.serve(int(os.environ.pop("SLURMDDP_TEMPLATE")))
+        _loaded = forking_template.serve(os.environ.pop("SLURMDDP_TEMPLATE"))
     except BaseException:  # noqa: BLE001 - Python itself would go on to the script, as a rank that nobody asked for
         traceback.print_exc()
         os._exit(1)

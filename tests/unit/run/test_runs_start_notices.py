@@ -46,6 +46,9 @@ def test_each_reason_for_fresh_ranks_is_told_once_with_its_nodes() -> None:
         "recovery.fork: no forked ranks on node1, node2: threads",
         "recovery.fork: no forked ranks on node1: it has ended",
     )
+    assert fork_notices(typed({"event": "not_warm", "node": "node1", "why": "it has ended"})) == (
+        "recovery.spares_warm: no warm agent on node1: it has ended",
+    )
 
 
 def test_nodes_that_send_no_heartbeats_are_told() -> None:

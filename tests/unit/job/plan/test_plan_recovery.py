@@ -13,7 +13,7 @@ from slurmddp.job.plan.model import Allocation, Context, NodePlan, RecoveryPlan
 from slurmddp.job.plan.recovery import RESTARTS, explain_stop_lead, lead_of, plan_stop_lead
 from slurmddp.job.train import Batch
 from slurmddp.render.documents import job_yaml
-from slurmddp.render.scripts import job_script
+from slurmddp.render.scripts import job_script, node_script
 from slurmddp.report.plan import cost_line, plan_report
 from slurmddp.shared import batch as dealing
 from tests.helpers import GPU_SITE, LM_JOB, Desk, plan_of, refusal
@@ -317,3 +317,21 @@ def test_heartbeats_need_a_job_that_may_lose_a_node(desk: Desk, nodes: str, work
     plan = desk.plan(LM_JOB, "recovery.heartbeats=true", f"resources.nodes={nodes}")
     assert any("recovery.heartbeats has no effect" in note.text for note in plan.notes) is not works
     assert ("\n  heartbeats=yes " in job_script(plan)) is works
+
+
+@pytest.mark.parametrize(
+    ("job", "nodes", "fork", "why"),
+    [
+        ("site: cores\ntrain: {script: a.py}\n", "1-2", "true", ""),
+        ("site: cores\ntrain: {script: a.py}\n", "2", "true", "this job cannot lose a node"),
+        ("site: cores\ntrain: {script: a.py}\n", "1-2", "false", "it needs recovery.fork"),
+        (LM_JOB, "1-2", "true", "only scripts of your own are forked"),
+    ],
+)
+def test_warm_spares_need_forked_ranks_and_nodes_to_lose(desk: Desk, job: str, nodes: str, fork: str, why: str) -> None:
+    sets = (f"recovery.fork={fork}", f"resources.nodes={nodes}")
+    plan = desk.plan(job, "recovery.spares_warm=true", *sets)
+    notes = [note.text for note in plan.notes if "spares_warm" in note.text]
+    assert len(notes) == bool(why) and all(f"recovery.spares_warm has no effect: {why}" in note for note in notes)
+    assert ["\n  warm=yes " in job_script(plan), "SLURMDDP_WARM=" in node_script(plan)] == [not why] * 2
+    assert "SLURMDDP_WARM" not in node_script(desk.plan(job, *sets))

@@ -1,0 +1,84 @@
+"""recovery.spares_warm on three nodes, in the image: the agents of all attempts are forked from warm processes."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from .cluster import Cluster
+from .runs import Alice, Run, story
+from .test_forking import SCRIPT
+
+pytestmark = pytest.mark.cluster
+
+
+def seeds(run: Run, attempt: int) -> dict[str, str]:
+    """{node: the hash seed of its rank} of the first start of an attempt."""
+    logs = {path.stem: path.read_text() for path in run.folder.glob(f"logs/attempt-{attempt:03d}/node*.log")}
+    found = {node: re.search(r"start 0 rank \d+ seed (\S+)\n", text) for node, text in logs.items()}
+    return {node: match[1] for node, match in found.items() if match}
+
+
+@contextlib.contextmanager
+def warm_run(cluster: Cluster, image: str, nodes: str) -> Iterator[tuple[Run, str, str]]:
+    """A run on node1 to node3 whose first attempt trains: with its batch host and the other node."""
+    alice = Alice(cluster, image)
+    cluster.write("/home/alice/scripts/forked.py", SCRIPT)
+    run = alice.submit(
+        "scripts/forked.py", "--site", "testcluster", "--image", image, "--nodes", nodes, "--time", "20m",
+        *("--set", "recovery.fork=true", "--set", "recovery.spares_warm=true", "--set", "recovery.heartbeats=true"),
+        *("--set", "resources.ranks_per_node=1", "--set", "resources.cpus_per_node=1"),
+    )  # fmt: skip
+    cluster.wait_for(lambda: len(seeds(run, 0)) == 2, "the first attempt trains", 300)
+    run.wait_for_event("heartbeats")
+    batch_host = cluster.job(run.job_id)["BatchHost"]
+    (other,) = {*seeds(run, 0)} - {batch_host}
+    try:
+        yield run, batch_host, other
+    finally:
+        cluster.run("login", ["scancel", run.job_id], check=False)
+        for node in [node for node in cluster.nodes if not cluster.host_is_up(node)]:
+            cluster.wait_for(lambda: cluster.node_states()[node].startswith("down"), "Slurm has given it up", 120)  # noqa: B023 - called at once
+            cluster.restart_host(node)
+        cluster.wait_nodes(timeout=120)
+
+
+def test_a_spare_starts_from_its_warm_process(fresh_cluster: Cluster, torch_image: str) -> None:
+    cluster = fresh_cluster
+    with warm_run(cluster, torch_image, "1-2+1") as (run, batch_host, other):
+        cluster.kill_host(other)
+        cluster.wait_for(lambda: len(seeds(run, 1)) == 2, "the next attempt trains", 120)
+        assert other not in seeds(run, 1)
+        assert seeds(run, 1)[batch_host] == seeds(run, 0)[batch_host]  # forks of one process
+        assert not [row for row in run.lines("events.jsonl") if row["event"] in ("not_warm", "not_forked")], story(run)
+        cluster.write("/home/alice/scripts/enough", "")
+        cluster.wait_job(run.job_id, timeout=90)
+        left = cluster.sh(batch_host, "find / -xdev -maxdepth 5 -name '*-warm' -not -path '/proc/*'", user="root")
+        assert left.stdout == "" and run.status()[1]["state"] == "done", story(run)
+    cluster.run("login", ["rm", "/home/alice/scripts/enough"], user="root")
+
+
+def test_the_run_survives_a_spare_that_dies_and_a_warm_process_that_dies(
+    fresh_cluster: Cluster, torch_image: str
+) -> None:
+    cluster = fresh_cluster
+    with warm_run(cluster, torch_image, "2+1") as (run, batch_host, other):
+        (spare,) = {*cluster.nodes} - {batch_host, other}
+        cluster.kill_host(spare)
+        assert run.wait_for_event("node_excluded")["excluded"] == spare
+        assert not [row for row in run.lines("events.jsonl") if row["event"] == "attempt_ended"], story(run)
+
+        name = f"SLURMDDP_RENDEZVOUS_ID={run.id}-{run.job_id}-warm"
+        script = f"cd /proc; for p in $(grep -lzsx {name} [0-9]*/environ); do grep -qsz forked.py ${{p%environ}}cmdline"
+        warm = cluster.sh(other, f"{script} && echo ${{p%/environ}}; done; true", user="root").stdout.split()
+        agents = [pid for pid, words in cluster.processes(other) if "slurmddp.runtime.agent" in words]
+        assert warm and agents
+        cluster.run(other, ["kill", "-KILL", *warm, *map(str, agents)], user="root", check=False)
+        cluster.wait_for(lambda: len(seeds(run, 1)) == 2, "the next attempt trains", 200)
+        assert seeds(run, 1)[batch_host] == seeds(run, 0)[batch_host]
+        cold = [(row["node"], row["why"]) for row in run.lines("events.jsonl") if row["event"] == "not_warm"]
+        assert cold == [(other, "no warm process on this node: logs/warm may say why")], story(run)
+        assert f"no warm agent on {other}" in str(run.status()[1]), story(run)
