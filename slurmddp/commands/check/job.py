@@ -145,4 +145,5 @@ def _script_lines(script: dict[str, Any]) -> Iterator[str]:
         yield f"not read: {one_line(each['name'])}: {one_line(each['why'])}"
     unknown = [fact for fact, answer in script["facts"].items() if answer["answer"] == "cannot tell"]
     if unknown:
-        yield f"{name}: cannot tell from its text: {', '.join(unknown)}"
+        more = f" and {len(unknown) - 3} more (--json has all)" if len(unknown) > 3 else ""
+        yield f"{name}: cannot tell from its text: {', '.join(unknown[:3])}{more}"

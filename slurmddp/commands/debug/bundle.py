@@ -181,8 +181,8 @@ def _add_file(archive: _Archive, folder: RunFolder, relative: str) -> None:
         data = data.partition(b"\n")[2]  # the first line may be the rest of a secret
     if data:
         archive.add(relative, data.decode("utf-8", "replace"), whole if cut else None)
-    else:
-        archive.left_out.append(f"{relative}: {'one line, too long to be cut safely' if cut else 'it is empty'}")
+    elif cut:
+        archive.left_out.append(f"{relative}: one line, too long to be cut safely")
 
 
 def _files(folder: RunFolder) -> Iterator[str]:

@@ -13,7 +13,7 @@ import pytest
 import slurmddp.launch.job_check.rules  # noqa: F401 - registers them
 from slurmddp.cluster.client import Answer
 from slurmddp.commands.check.job import Answer as JobAnswer
-from slurmddp.commands.check.job import Offer, examine
+from slurmddp.commands.check.job import Offer, _script_lines, examine
 from slurmddp.errors import ExternalError
 from slurmddp.launch.job_check.cluster import Cluster, Nodes
 from slurmddp.launch.job_check.rule import RULES, Finding, Hit, Subject, check_job
@@ -320,3 +320,10 @@ def test_the_script_is_read(desk: Desk) -> None:
 
 def test_a_task_has_no_script(desk: Desk) -> None:
     assert examine(prepared_of(desk), cluster=Cluster(Slurm())).as_dict()["script"] is None
+
+
+def test_what_a_script_does_not_tell_is_a_short_line() -> None:
+    facts = {name: {"answer": "cannot tell"} for name in ("stops", "seeds", "workers", "requeues", "loads_alone")}
+    script = {"script": "a/train.py", "facts": facts, "sentences": [], "proposals": [], "not_read": []}
+    line = "train.py: cannot tell from its text: stops, seeds, workers and 2 more (--json has all)"
+    assert [*_script_lines(script)] == [line]

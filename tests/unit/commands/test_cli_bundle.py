@@ -60,6 +60,7 @@ def run(desk: Desk) -> RunFolder:
     (folder.attempt_logs(0) / "dump.bin").write_bytes(b"\0planted-binary")
     (desk.root / "outside").write_text("planted-outside")
     (folder.attempt_logs(0) / "link.log").symlink_to(desk.root / "outside")
+    (folder.attempt_logs(0) / "srun.err").touch()
     kept = desk.config / "secrets" / folder.id
     kept.mkdir(parents=True)
     (kept / "slack").write_text("https://example.org/address-of-alert\n")
@@ -102,6 +103,7 @@ def test_it_has_what_support_needs_and_no_secret(run: RunFolder, desk: Desk, cli
     assert "node2.log, the end of " in done.err
     assert "not packed: logs/attempt-000/link.log: it is a link" in done.err
     assert "not packed: logs/attempt-000/dump.bin: it is no text" in done.err
+    assert "srun.err" not in done.err + files["CONTENTS"], "an empty file is no news"
 
 
 def test_its_size_is_bounded_and_the_newest_attempt_comes_first(
