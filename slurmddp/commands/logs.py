@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from slurmddp.api import look
 from slurmddp.commands import options as opt
@@ -28,33 +27,28 @@ ASK_WHEN_ENDED = 2.0
 LOOK_EVERY = 0.5
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Which lines of the logs are wanted, None: all; and whether each is to be a JSON object."""
-
-    node: str | None = None
-    attempt: int | None = None
-    rank: int | None = None
-    tail: int | None = None
-    as_json: bool = False
-
-
-def select(folder: RunFolder, wanted: Selection, *, follow: bool) -> Follower:
+def select(
+    folder: RunFolder,
+    *,
+    follow: bool,
+    node: str | None = None,
+    attempt: int | None = None,
+    rank: int | None = None,
+    tail: int | None = None,
+    as_json: bool = False,
+) -> Follower:
     """Return the logs that are wanted. Raises UserError for a node, an attempt or a rank that the run does not have."""
-    if wanted.tail == 0 and not follow:
+    if tail == 0 and not follow:
         raise UserError("--tail 0 shows no lines", todo="add -f to show new lines only, or choose another number")
     every = Follower(folder)
-    if wanted.attempt is not None and wanted.attempt not in (known := _attempts(every)):
+    if attempt is not None and attempt not in (known := _attempts(every)):
         there = ", ".join(map(str, sorted(known))) or "none yet"
-        raise UserError(f"run {folder.id} has no attempt {wanted.attempt}", todo=f"attempts: {there}")
-    node = wanted.node
-    if wanted.rank is not None:
-        node = _node_of(folder, wanted.rank)
-        if wanted.node not in (None, node):
-            raise UserError(f"rank {wanted.rank} is on {node}, not on {wanted.node}", todo="remove --node or --rank")
-    follower = Follower(
-        folder, node=node, attempt=wanted.attempt, rank=wanted.rank, tail=wanted.tail, as_json=wanted.as_json
-    )
+        raise UserError(f"run {folder.id} has no attempt {attempt}", todo=f"attempts: {there}")
+    if rank is not None:
+        named, node = node, _node_of(folder, rank)
+        if named not in (None, node):
+            raise UserError(f"rank {rank} is on {node}, not on {named}", todo="remove --node or --rank")
+    follower = Follower(folder, node=node, attempt=attempt, rank=rank, tail=tail, as_json=as_json)
     if node is not None and not follow and not follower.node_logs():
         names = sorted({path.stem for path in every.node_logs()})
         raise UserError(f"no log of node {node}", todo=f"nodes with a log: {', '.join(names) or 'none yet'}")
@@ -170,7 +164,7 @@ def logs(
 ) -> None:
     """Show the logs of a run: job.sh first, then each node, attempt by attempt."""
     folder = find_run(run, os.environ)
-    follower = select(folder, Selection(node, attempt, rank, tail, as_json), follow=follow)
+    follower = select(folder, follow=follow, node=node, attempt=attempt, rank=rank, tail=tail, as_json=as_json)
     opt.send_waiting([folder])
     if follow:
         for line in follow_logs(follower, lambda: look(folder), opt.say):

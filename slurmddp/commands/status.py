@@ -21,14 +21,7 @@ from slurmddp.launch.cancel import refuse_other_version
 from slurmddp.launch.find import find_any_version
 from slurmddp.records.metrics import Metrics
 from slurmddp.records.values import number
-from slurmddp.report.goodput import (
-    goodput_dict,
-    goodput_line,
-    goodput_text,
-    never_submitted,
-    recovered_line,
-    run_ledger,
-)
+from slurmddp.report import goodput
 from slurmddp.report.gpus import gpus_line, read_gpus
 from slurmddp.report.progress import steps_text
 from slurmddp.report.scaling import find_scaling
@@ -174,17 +167,17 @@ def status(
 def _show_time(run_status: RunStatus, *, as_json: bool) -> None:
     going, ledger = run_status.state.going, _ledger(run_status)
     if ledger is None:
-        raise never_submitted(run_status.folder)
+        raise goodput.never_submitted(run_status.folder)
     if as_json:
-        typer.echo(opt.json_text({"run_id": run_status.folder.id, **goodput_dict(ledger, going=going)}))
+        typer.echo(opt.json_text({"run_id": run_status.folder.id, **goodput.goodput_dict(ledger, going=going)}))
         return
-    typer.echo(goodput_text(ledger, going=going))
+    typer.echo(goodput.goodput_text(ledger, going=going))
     for note in run_status.notes:
         opt.say(f"note: {note}")
 
 
 def _ledger(run_status: RunStatus) -> Ledger | None:
-    return run_ledger(run_status.folder, going=run_status.state.going)
+    return goodput.run_ledger(run_status.folder, going=run_status.state.going)
 
 
 def _status_json(run_status: RunStatus) -> str:
@@ -200,7 +193,7 @@ def _status_json(run_status: RunStatus) -> str:
 def _status_lines(run_status: RunStatus, ledger: Ledger | None) -> list[str]:
     scaling = find_scaling(run_status.folder, run_status.facts.events)
     gpus = gpus_line(read_gpus(run_status.folder, run_status.attempt)) if run_status.state.going else None
-    return status_lines(run_status, goodput_line(ledger), recovered_line(ledger), scaling, gpus)
+    return status_lines(run_status, goodput.goodput_line(ledger), goodput.recovered_line(ledger), scaling, gpus)
 
 
 def _watch(folder: RunFolder, *, as_json: bool) -> RunStatus:

@@ -12,23 +12,10 @@ from typing import BinaryIO, cast
 from slurmddp.doctor.diagnose import AFTER_A_CANCEL, AFTER_THE_END, SIGNAL_EXITS, Examination
 from slurmddp.doctor.flight import is_dump
 from slurmddp.errors import UserError
-from slurmddp.records import refusal
+from slurmddp.records import rank_events, refusal
 from slurmddp.records.events import NAMES, Event, newest, of, parse
 from slurmddp.records.job_events import AttemptEnded, CancelRequested, JobEnded, NodeExcluded, Requeued
 from slurmddp.records.json_lines import LONGEST
-from slurmddp.records.rank_events import (
-    CheckpointRejected,
-    Error,
-    FirstStep,
-    Hang,
-    HangOver,
-    HangReported,
-    NoProcessGroup,
-    ProcessGroupMade,
-    RankExited,
-    RankStarted,
-    Restarted,
-)
 from slurmddp.run.cause import failing_attempt, hang_of, killed_of, tasks_are_ranks
 from slurmddp.run.evidence import Evidence, evidence
 from slurmddp.run.layout import RunFolder
@@ -50,14 +37,15 @@ _NO_LOGS = {
 #: Characters of a text of an event.
 _LONGEST = 2000
 #: Events of a start of the ranks that failed, or of the end of an attempt.
-_FAILURES = (Error, Hang, RankExited, AttemptEnded)
-_HANGS = (Hang, HangReported, HangOver)
+_FAILURES = (rank_events.Error, rank_events.Hang, rank_events.RankExited, AttemptEnded)
+_HANGS = (rank_events.Hang, rank_events.HangReported, rank_events.HangOver)
 #: Events that say something about a failure, as their lines name them.
 _TELLING = tuple(
     f'"{NAMES[kind]}"'.encode()
     for kind in (
-        *_FAILURES, *_HANGS, NodeExcluded, JobEnded, CheckpointRejected, FirstStep, RankStarted, CancelRequested,
-        Requeued, NoProcessGroup, ProcessGroupMade, Restarted,
+        *_FAILURES, *_HANGS, NodeExcluded, JobEnded, CancelRequested, Requeued, rank_events.CheckpointRejected,
+        rank_events.FirstStep, rank_events.RankStarted, rank_events.NoProcessGroup, rank_events.ProcessGroupMade,
+        rank_events.Restarted,
     )
 )  # fmt: skip
 #: What ends healthy ranks.
@@ -142,7 +130,7 @@ def read_run(found: Examination, folder: RunFolder) -> None:
 
 
 def _made_steps(facts: Evidence, attempt: int) -> bool:
-    return any(event.attempt in (attempt, attempt - 1) for event, _ in of(facts.events, FirstStep))
+    return any(event.attempt in (attempt, attempt - 1) for event, _ in of(facts.events, rank_events.FirstStep))
 
 
 def _begin(folder: RunFolder, attempt: int | None) -> int:
@@ -221,7 +209,7 @@ def _events(found: Examination, folder: RunFolder, attempt: int | None) -> None:
     # Read twice rather than kept: there may be millions of events.
     hangs = (at for at, event in _read(folder) if isinstance(event.facts, _HANGS) and event.attempt == attempt)
     newest_hang = max(hangs, default=0)
-    steps = (at for at, event in _read(folder) if isinstance(event.facts, FirstStep))
+    steps = (at for at, event in _read(folder) if isinstance(event.facts, rank_events.FirstStep))
     survived, failed, first_exit = max(steps, default=0), 0, ""
     for number, event in _read(folder):
         if event.attempt != attempt:
@@ -230,16 +218,16 @@ def _events(found: Examination, folder: RunFolder, attempt: int | None) -> None:
         failed = number if isinstance(facts, _FAILURES) else failed
         if isinstance(facts, JobEnded) and facts.slurm_state:
             found.fact(name, number, f"slurm_state {_short(facts.slurm_state)}")
-        elif isinstance(facts, Error):
+        elif isinstance(facts, rank_events.Error):
             message = _short(facts.message).strip().partition("\n")[0]
             found.fact(name, number, f"{_short(facts.kind)}: {message}", rank=rank, node=node, otherwise="code")
-        elif (hang := hang_of(event)) and (isinstance(facts, Hang) or number == newest_hang):
+        elif (hang := hang_of(event)) and (isinstance(facts, rank_events.Hang) or number == newest_hang):
             where = _short(hang.node) or None
             found.fact(name, number, _short(hang.line()), rank=hang.rank, node=where, otherwise="hang")
             if number == newest_hang and attempt is not None:
                 for path in _dumps(folder, attempt):
                     _dump(found, path, folder)
-        elif isinstance(facts, RankExited) and (killed := killed_of(event)):
+        elif isinstance(facts, rank_events.RankExited) and (killed := killed_of(event)):
             if number < survived:
                 found.notes.append(f"{_short(killed.line())}; the ranks started again")
             else:
@@ -250,7 +238,7 @@ def _events(found: Examination, folder: RunFolder, attempt: int | None) -> None:
             found.fact(name, number, f"preflight: {_short(facts.reason)}", node=_short(facts.excluded))
         elif isinstance(facts, AttemptEnded) and facts.decision != "done" and not found.hits and facts.cause:
             found.fact(name, number, _short(facts.cause), rank=rank, node=node, otherwise="exit-code")
-        elif isinstance(facts, CheckpointRejected):
+        elif isinstance(facts, rank_events.CheckpointRejected):
             text = f"checkpoint {_short(facts.path)} is corrupt: {_short(facts.why)}"
             found.fact(name, number, text, node=node)
     _explain_the_end(found, folder, attempt)
@@ -276,7 +264,7 @@ def _explain_the_end(found: Examination, folder: RunFolder, attempt: int | None)
             continue
         elif isinstance(facts, AttemptEnded):
             ended = facts.ended_by in _FROM_OUTSIDE
-        elif isinstance(facts, FirstStep):
+        elif isinstance(facts, rank_events.FirstStep):
             failing = False
         elif isinstance(facts, _FAILURES) and not cancelled:
             failing = True

@@ -13,20 +13,11 @@ from typing import Any
 from slurmddp.cluster.base import JobView
 from slurmddp.cluster.reasons import is_held, reason_text
 from slurmddp.cluster.states import JobState
+from slurmddp.records import rank_events
 from slurmddp.records.events import Event, keys_of, of
 from slurmddp.records.job_events import AttemptEnded, AttemptStarted, JobStarted
 from slurmddp.records.metrics import Metrics
 from slurmddp.records.progress import read_progress
-from slurmddp.records.rank_events import (
-    Error,
-    FirstStep,
-    RankExited,
-    RanksStopped,
-    RankStarted,
-    Started,
-    StragglerBegins,
-    StragglerEnds,
-)
 from slurmddp.records.values import number
 from slurmddp.run.evidence import Evidence
 from slurmddp.run.layout import RunFolder
@@ -38,8 +29,8 @@ _PER_SECOND = "_per_second"
 #: Fields of Progress that --json has as they are.
 _TOLD = ("steps", "loss", "submitted", "started", "job_started", "ended", "time_limit", "nodes", "backend")
 #: Events of a start, and of one that failed.
-_BEGINS = (AttemptStarted, RankStarted)
-_FAILED = (Error, RankExited, RanksStopped)
+_BEGINS = (AttemptStarted, rank_events.RankStarted)
+_FAILED = (rank_events.Error, rank_events.RankExited, rank_events.RanksStopped)
 
 
 @dataclass(frozen=True)
@@ -64,7 +55,7 @@ class Progress:
     ended: float | None = None
     time_limit: int | None = None
     nodes: int | None = None
-    slow: Sequence[tuple[Event, StragglerBegins]] = ()
+    slow: Sequence[tuple[Event, rank_events.StragglerBegins]] = ()
     network: float | None = None
     backend: str | None = None
     reason: str | None = None
@@ -97,7 +88,7 @@ def find_progress(
     """Put it together. rows: the newest metrics lines; running: whether the job runs, so that it may train."""
     recent = _recent(rows)
     newest = recent[-1] if recent else None
-    since = next((event.time for event, _ in of(facts.events[::-1], RankStarted)), None)
+    since = next((event.time for event, _ in of(facts.events[::-1], rank_events.RankStarted)), None)
     earlier = _begins_anew(facts)
     moment = newest.time if newest else None
     if earlier or (moment is not None and since is not None and moment < since):
@@ -126,7 +117,9 @@ def find_progress(
         nodes=_nodes(facts, view),
         slow=_stragglers(facts),
         network=_network(recent),
-        backend=next((moment.backend for _, moment in of(facts.events[::-1], Started) if moment.backend), None),
+        backend=next(
+            (moment.backend for _, moment in of(facts.events[::-1], rank_events.Started) if moment.backend), None
+        ),
         reason=view.reason or None if view and pending else None,
         starts=view.start if view and pending and not is_held(view.reason) else None,
         stepless=stepless,
@@ -189,10 +182,10 @@ def _stepless(facts: Evidence) -> tuple[int, bool]:
     count, seen, failed = 0, False, True
     for event in facts.events:
         fact = event.facts
-        if isinstance(fact, RankStarted):
+        if isinstance(fact, rank_events.RankStarted):
             count = count + 1 if failed else 1
             failed = False
-        elif isinstance(fact, FirstStep):
+        elif isinstance(fact, rank_events.FirstStep):
             count, seen = 0, True
         elif isinstance(fact, _FAILED) or (isinstance(fact, AttemptEnded) and fact.decision in ("next", "failed")):
             failed = True
@@ -201,20 +194,20 @@ def _stepless(facts: Evidence) -> tuple[int, bool]:
 
 def _begins_anew(facts: Evidence) -> bool:
     """Return whether an earlier start made steps, and the newest one has made none."""
-    steps = [at for at, event in enumerate(facts.events) if isinstance(event.facts, FirstStep)]
+    steps = [at for at, event in enumerate(facts.events) if isinstance(event.facts, rank_events.FirstStep)]
     return bool(steps) and any(isinstance(event.facts, _BEGINS) for event in facts.events[steps[-1] :])
 
 
-def _stragglers(facts: Evidence) -> list[tuple[Event, StragglerBegins]]:
+def _stragglers(facts: Evidence) -> list[tuple[Event, rank_events.StragglerBegins]]:
     """Those of the newest attempt that have not ended."""
-    slow: dict[tuple[str, str], tuple[Event, StragglerBegins]] = {}
+    slow: dict[tuple[str, str], tuple[Event, rank_events.StragglerBegins]] = {}
     for event in facts.events:
         fact = event.facts
-        if isinstance(fact, RankStarted) or event.attempt != facts.attempt:
+        if isinstance(fact, rank_events.RankStarted) or event.attempt != facts.attempt:
             slow.clear()
-        if isinstance(fact, StragglerBegins):
+        if isinstance(fact, rank_events.StragglerBegins):
             slow[fact.host, fact.part] = event, fact
-        elif isinstance(fact, StragglerEnds):
+        elif isinstance(fact, rank_events.StragglerEnds):
             slow.pop((fact.host, fact.part), None)
     return list(slow.values())
 
@@ -322,6 +315,6 @@ def _day_and_time(text: str) -> str:
     return then.strftime("%H:%M" if then.date() == datetime.now().date() else "%Y-%m-%d %H:%M")
 
 
-def _slow(each: StragglerBegins) -> str:
+def _slow(each: rank_events.StragglerBegins) -> str:
     times = "" if each.factor is None else f", {each.factor:.2g} times the others"
     return one_line(f"{each.host}: {each.part}{times} (rank {each.slow_rank})")

@@ -9,19 +9,9 @@ from functools import cached_property
 
 from slurmddp.cluster.base import JobId
 from slurmddp.errors import UserError
+from slurmddp.records import job_events
 from slurmddp.records import marker as marker_records
 from slurmddp.records.events import Event, newest, of
-from slurmddp.records.job_events import (
-    AttemptEnded,
-    CancelRequested,
-    JobEnded,
-    JobStarted,
-    Network,
-    NodeExcluded,
-    Preflight,
-    RanksTerminated,
-    Requeued,
-)
 from slurmddp.records.marker import Marker
 from slurmddp.records.stop import BY_HAND, StopRequest
 from slurmddp.records.stop import read as read_stop
@@ -75,7 +65,7 @@ class Evidence:
                 first = JobId.parse((self.started and self.started.job_id) or "")
             except UserError:
                 return ()  # a script that somebody started by hand: there is no job to ask about
-        chained = [facts.next_job for _, facts in of(self.events, Requeued) if facts.how == "chain"]
+        chained = [facts.next_job for _, facts in of(self.events, job_events.Requeued) if facts.how == "chain"]
         numbers = dict.fromkeys(number for number in chained if number.isdecimal() and number != first.id)
         return (first, *(JobId(number, first.cluster) for number in numbers))
 
@@ -86,20 +76,20 @@ class Evidence:
         return sent is not None and sent.queued and not sent.job_id and self.started is None
 
     @property
-    def requeued(self) -> Requeued | None:
+    def requeued(self) -> job_events.Requeued | None:
         """The `requeued` after the newest job_started: the script went back to the queue, or chained a job."""
-        return newest(self._since_start, Requeued)
+        return newest(self._since_start, job_events.Requeued)
 
     @property
-    def attempt_ended(self) -> AttemptEnded | None:
+    def attempt_ended(self) -> job_events.AttemptEnded | None:
         """Return what the script wrote when the newest attempt ended; None while it runs."""
-        return newest([event for event in self.events if event.attempt == self.attempt], AttemptEnded)
+        return newest([event for event in self.events if event.attempt == self.attempt], job_events.AttemptEnded)
 
     @property
     def excluded(self) -> Mapping[str, str]:
         """The nodes that the run does without, each with the reason; the newest reason of a node counts."""
         found: dict[str, str] = {}
-        for _, facts in of(self.events, NodeExcluded):
+        for _, facts in of(self.events, job_events.NodeExcluded):
             if facts.excluded:
                 found[facts.excluded] = facts.reason
         return found
@@ -107,50 +97,50 @@ class Evidence:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Return what the newest preflight warned of, each with its node."""
-        preflight = newest(self.events, Preflight)
+        preflight = newest(self.events, job_events.Preflight)
         return preflight.warnings if preflight else ()
 
     @property
     def network(self) -> str:
         """Return what the newest measurement of the network said; "" before the first."""
-        network = newest(self.events, Network)
+        network = newest(self.events, job_events.Network)
         return network.text if network else ""
 
     @property
     def started(self) -> Event | None:
         """The newest job_started."""
-        return next((event for event in self.events[::-1] if isinstance(event.facts, JobStarted)), None)
+        return next((event for event in self.events[::-1] if isinstance(event.facts, job_events.JobStarted)), None)
 
     @property
-    def ended(self) -> JobEnded | None:
+    def ended(self) -> job_events.JobEnded | None:
         """The job_ended after the newest job_started; None while the script runs, or if it was killed."""
-        return newest(self._since_start, JobEnded)
+        return newest(self._since_start, job_events.JobEnded)
 
     @property
     def ended_at(self) -> float | None:
         """When that was, unix seconds."""
-        return next((event.time for event, _ in of(self._since_start[::-1], JobEnded)), None)
+        return next((event.time for event, _ in of(self._since_start[::-1], job_events.JobEnded)), None)
 
     @property
-    def ranks_terminated(self) -> RanksTerminated | None:
+    def ranks_terminated(self) -> job_events.RanksTerminated | None:
         """The event of ranks that did not exit after a cancel, so that job.sh terminated them; of the newest job."""
-        return newest(self._since_start, RanksTerminated)
+        return newest(self._since_start, job_events.RanksTerminated)
 
     @property
     def cancel_grace(self) -> int | None:
         """Return the seconds that the running job leaves its own script after a cancel; None with train.task."""
-        started = newest(self.events, JobStarted)
+        started = newest(self.events, job_events.JobStarted)
         return started.cancel_grace if started else None
 
     @property
     def cancel_requested(self) -> bool:
         """Return whether `slurmddp cancel` was called after the newest job_started."""
-        return newest(self._since_start, CancelRequested) is not None
+        return newest(self._since_start, job_events.CancelRequested) is not None
 
     @cached_property
     def _since_start(self) -> Sequence[Event]:
         """The events after the newest job_started; all of them without one."""
-        starts = [at for at, event in enumerate(self.events) if isinstance(event.facts, JobStarted)]
+        starts = [at for at, event in enumerate(self.events) if isinstance(event.facts, job_events.JobStarted)]
         return self.events[starts[-1] + 1 :] if starts else self.events
 
     @cached_property

@@ -135,19 +135,13 @@ class RehearsalFailed(SlurmddpError):
         self.step = step
 
 
-def _refuse(prepared: Prepared) -> None:
-    """Raise UserError for a job that cannot be rehearsed."""
-    plan = prepared.plan
-    if not plan.site.queues:
-        todo = "use a cluster's site"
-        raise UserError(f"site {plan.site.name} has no Slurm, so nothing would requeue the job", todo=todo)
-
-
 class Rehearsal:
     """Submits a job, breaks it, and looks at what becomes of it."""
 
     def __init__(self, prepared: Prepared) -> None:
-        _refuse(prepared)
+        if not (site := prepared.plan.site).queues:
+            what = f"site {site.name} has no Slurm, so nothing would requeue the job"
+            raise UserError(what, todo="use a cluster's site")
         handed = submit(prepared)
         self.folder = own(RunFolder(Path(handed.run_folder)), to="rehearse it")
         self._job = JobId.parse(handed.job_id)

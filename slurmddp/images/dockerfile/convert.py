@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from slurmddp import __version__
-from slurmddp.errors import UserError
+from slurmddp.errors import UserError, collecting
 from slurmddp.images.base import Pin
 from slurmddp.images.context.ignore import read_ignore
 from slurmddp.images.context.sources import STAGING
@@ -65,7 +65,7 @@ def convert(
     def converted(bases: Mapping[str, RegistryImage]) -> Wanted:
         setting = Setting(whole, arguments, declared, bases, Problems(problems.found), secrets)
         conversion = _Conversion(stages, setting, shared_stages(stages, final))
-        with setting.problems:
+        with collecting(setting.problems.found):
             running, workdir = conversion.walk(final)
         undecided = setting.problems.check()
         if undecided and bases:
@@ -187,7 +187,7 @@ class _Conversion:
                 interpreter.stage((*triggers, *part.body), start is not None and part.number <= start.number)
                 triggers = []
                 for instruction in (one for one in part.body if one.keyword == "ONBUILD" and part != stage):
-                    with self.setting.problems:
+                    with collecting(self.setting.problems.found):
                         triggers.append(trigger(instruction))
         finally:
             self._walking.pop()

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from slurmddp.errors import collecting
 from slurmddp.images.base import Base
 from slurmddp.images.context.sources import STAGING, Staged, from_context
 from slurmddp.images.context.staging import Item
@@ -143,7 +144,7 @@ class Interpreter:
             for note in (note for pattern, note in TRAPS.items() if re.match(pattern, whole)):
                 self._note(instruction, note)
             if handler and not refused:
-                with self._setting.problems:
+                with collecting(self._setting.problems.found):
                     handler(instruction)
             elif not refused:
                 self._note(instruction, f"{instruction.keyword}: {NOTED[instruction.keyword]}")

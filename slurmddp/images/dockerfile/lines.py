@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slurmddp.errors import UserError
+from slurmddp.errors import UserError, collecting
 
 
 class Undecided(UserError):
@@ -30,18 +30,10 @@ class Refused(UserError):
 
 
 class Problems:
-    """Collects the UserErrors of its `with` blocks, so that a user sees all of them at once."""
+    """The UserErrors of a Dockerfile, so that a user sees all of them at once."""
 
     def __init__(self, found: Iterable[UserError] = ()) -> None:
         self.found = list(found)
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: object, trace: object) -> bool:
-        if isinstance(error, UserError):
-            self.found.append(error)
-        return isinstance(error, UserError)
 
     def check(self) -> UserError | None:
         """Raise what was found: the error itself, or one that holds all of them by line.
@@ -169,7 +161,7 @@ def parse(text: str, file: str, problems: Problems) -> tuple[Instruction, ...]:
             raise UserError(message, where=where, todo=todo)
         if len(instructions) == _MOST:
             raise UserError(f"the Dockerfile has more than {_MOST} instructions", where=where, todo=todo)
-        with problems:
+        with collecting(problems.found):
             read = _instruction(pieces, start, file, escape)
             heredocs, position = _heredocs(read, lines, position, problems)
             instructions.append(replace(read, heredocs=heredocs))

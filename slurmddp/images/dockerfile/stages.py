@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from pathlib import Path
 
-from slurmddp.errors import UserError
+from slurmddp.errors import UserError, collecting
 from slurmddp.images.base import Base, parse_base
 from slurmddp.images.dockerfile.lines import Instruction, Problems, split
 from slurmddp.images.dockerfile.words import NAME, Lookup, known
@@ -48,7 +48,7 @@ def split_stages(
     declared: dict[str, str | None] = {}
     head = list(takewhile(lambda one: one.keyword == "ARG", instructions))
     for instruction in head:
-        with problems:
+        with collecting(problems.found):
             for name, value in read_arguments(instruction):
                 default = None if value is None else known(value, _lookup(declared), instruction)
                 declared[name] = arguments.get(name, default)
@@ -60,7 +60,7 @@ def split_stages(
     stages: list[Stage] = []
     read = len(problems.found)
     for begin, end in pairwise([*begins, len(instructions)]):
-        with problems:
+        with collecting(problems.found):
             stages.append(_stage(instructions[begin], instructions[begin + 1 : end], stages, declared))
     if len(problems.found) > read:  # without one of the stages, those that follow would be counted wrongly
         problems.check()

@@ -6,16 +6,7 @@ import statistics
 import torch
 import torch.distributed as dist
 
-from slurmddp.runtime.measure import links, timing
-from slurmddp.runtime.measure.straggler_detection import (
-    NETWORK,
-    Figures,
-    Network,
-    Notice,
-    Persistence,
-    Slow,
-    slow_hosts,
-)
+from slurmddp.runtime.measure import links, straggler_detection, timing
 from slurmddp.runtime.measure.timing import StepTimer
 from slurmddp.runtime.world import World
 
@@ -40,12 +31,12 @@ class Stragglers:
         self._length = self._left = _FIRST_STEPS
         self._gathering: tuple[torch.Tensor, dist.Work] | None = None
         self._settled = False
-        self._persistence = Persistence()
-        self._network = Network()
+        self._persistence = straggler_detection.Persistence()
+        self._network = straggler_detection.Network()
         #: On rank 0: whether it would like all ranks to call `probe`.
         self.wants_probe = False
 
-    def step(self) -> list[Notice]:
+    def step(self) -> list[straggler_detection.Notice]:
         """Call it on every rank after each `timer.end()`. Return the stragglers that begin or end, on rank 0 only."""
         self._left -= 1
         if self._left > 0:
@@ -57,14 +48,16 @@ class Stragglers:
             return []
         return self._judge(ranks)
 
-    def probe(self) -> tuple[links.LinkReport, list[Notice]]:
+    def probe(self) -> tuple[links.LinkReport, list[straggler_detection.Notice]]:
         """Return time the links between hosts: a collective, for the step on which all ranks know of rank 0's wish."""
         report = links.probe_links(self._world)
         self.wants_probe = False
         if report.host is None or not self._world.is_main:
             return report, []
         rank = self._hosts.index(report.host)
-        return report, self._persistence.begin(Slow(report.host, rank, NETWORK, report.factor, 0.0))
+        return report, self._persistence.begin(
+            straggler_detection.Slow(report.host, rank, straggler_detection.NETWORK, report.factor, 0.0)
+        )
 
     def close(self) -> None:
         """At a clean end, on every rank: wait for figures that are still on their way."""
@@ -91,7 +84,7 @@ class Stragglers:
         assert work is not None
         self._gathering = (everyone, work)
 
-    def _receive(self) -> list[Figures]:
+    def _receive(self) -> list[straggler_detection.Figures]:
         """The window before, which has long arrived. All ranks choose the length of later windows by it, alike."""
         if self._gathering is None:
             return []
@@ -103,11 +96,14 @@ class Stragglers:
             return []  # A device so far behind that not one step could be read.
         length = math.ceil(self._seconds / statistics.median(steps))
         self._length = min(max(length, _FEWEST_STEPS), _MOST_STEPS)
-        return [Figures(host, rank, *row) for rank, (host, row) in enumerate(zip(self._hosts, rows, strict=True))]
+        return [
+            straggler_detection.Figures(host, rank, *row)
+            for rank, (host, row) in enumerate(zip(self._hosts, rows, strict=True))
+        ]
 
-    def _judge(self, ranks: list[Figures]) -> list[Notice]:
-        found = slow_hosts(ranks)
-        links_are_slow = [slow for slow in self._persistence.active if slow.part == NETWORK]
+    def _judge(self, ranks: list[straggler_detection.Figures]) -> list[straggler_detection.Notice]:
+        found = straggler_detection.slow_hosts(ranks)
+        links_are_slow = [slow for slow in self._persistence.active if slow.part == straggler_detection.NETWORK]
         if links_are_slow:
             # Known already: it lasts for as long as the wait does.
             if self._network.slow(ranks):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from slurmddp.commands import logs
-from slurmddp.commands.logs import Selection, follow_logs, select
+from slurmddp.commands.logs import follow_logs, select
 from slurmddp.run.layout import RunFolder
 from slurmddp.run.logs import Follower
 from slurmddp.run.state import RunState
@@ -112,7 +112,7 @@ def test_a_slow_scheduler_keeps_no_line_back_and_a_requeue_is_followed(
         return SimpleNamespace(state=next(states), notes=())
 
     said: list[str] = []
-    found = follow_logs(select(run, Selection(node="n1"), follow=True), ask, said.append)
+    found = follow_logs(select(run, node="n1", follow=True), ask, said.append)
     lines: list[bytes] = []
 
     def write() -> None:
@@ -140,7 +140,7 @@ def test_an_error_of_asking_is_raised(run: RunFolder) -> None:
         raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):
-        list(follow_logs(select(run, Selection(), follow=True), ask, print))
+        list(follow_logs(select(run, follow=True), ask, print))
 
 
 def test_a_huge_line_comes_in_pieces_and_only_once(run: RunFolder) -> None:
