@@ -1,7 +1,5 @@
 """`slurmddp alert test`: the job's own sender, with a run folder made up for it, to its real targets."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 import time

@@ -3,8 +3,6 @@
 Both are read at submission, kept outside of the run folder in files of mode 0600, and removed after the run.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

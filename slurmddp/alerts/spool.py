@@ -1,7 +1,5 @@
 """What the nodes could not send waits in the run's boxes; whoever uses the login node next sends it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

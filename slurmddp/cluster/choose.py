@@ -1,7 +1,5 @@
 """Which of the two schedulers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from slurmddp.cluster.base import JobId, JobView, Scheduler

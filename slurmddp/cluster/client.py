@@ -1,7 +1,5 @@
 """Slurm's commands, run: sbatch, scontrol, squeue, sacct, scancel."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

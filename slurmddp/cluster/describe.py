@@ -3,8 +3,6 @@
 Text of 22.05 to 25.x: later versions add fields, and rename none of those that are read here.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Slurm's times and seconds."""
 
-from __future__ import annotations
-
 import re
 
 _FORM = re.compile(

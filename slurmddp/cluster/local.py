@@ -1,7 +1,5 @@
 """The machine itself as a scheduler: the job script runs as a process of its own, here and now (Linux)."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterable, Sequence

@@ -4,8 +4,6 @@ Only plain formats are parsed (columns, --parsable2, scontrol's one-liner): the 
 nearly every release (meta-pytorch/torchx#1101, #1373).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 

@@ -1,7 +1,5 @@
 """Why Slurm lets a job wait, in plain words."""
 
-from __future__ import annotations
-
 #: squeue(1), "JOB REASON CODES", and src/common/job_state_reason.c: those that users meet.
 _REASONS = {
     "None": "Slurm has not looked at it yet",

@@ -1,7 +1,5 @@
 """alert test, alert watch: whether alerts arrive, and sending what nodes could not."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """build-image: build an image here or, with --on-node, in a batch job that is submitted, followed and ended here."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

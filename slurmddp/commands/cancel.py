@@ -1,7 +1,5 @@
 """cancel: end a run for good."""
 
-from __future__ import annotations
-
 import os
 
 import typer

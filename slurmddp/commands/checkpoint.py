@@ -1,7 +1,5 @@
 """checkpoint list, verify, prune, export: the checkpoints of a run."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

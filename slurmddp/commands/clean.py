@@ -1,7 +1,5 @@
 """clean: what runs and images take on disk, and removing it."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """doctor: the root cause of a failure in logs."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

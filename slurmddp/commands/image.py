@@ -1,7 +1,5 @@
 """image list, image inspect: images on disk."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """import: the job file of a batch script."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import typer

@@ -1,7 +1,5 @@
 """init: a job file from what is found here: training scripts, images, Python environments with torch."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 """The commands: what `slurmddp --help` says of each, and where each runs with --host. The rest of a command is in the
 module of its name, which is imported when the command is called."""
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 #: What --host does with a command before it runs on the login node. nothing: it only looks at runs, or is of that

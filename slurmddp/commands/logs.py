@@ -1,7 +1,5 @@
 """logs: the logs of a run, as they are or while they grow."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

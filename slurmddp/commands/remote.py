@@ -3,8 +3,6 @@
 The ssh of this machine makes the connection, with the user's configuration of ssh. All commands share one connection.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """report: an HTML page about a run or two, and the same as JSON."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

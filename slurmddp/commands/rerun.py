@@ -1,7 +1,5 @@
 """rerun: a run again, from its start, with the code, image and configuration that it had."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """resume: continue a run in a new one."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """runs: the list of runs."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

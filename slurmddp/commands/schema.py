@@ -1,7 +1,5 @@
 """schema: the formats of the files."""
 
-from __future__ import annotations
-
 import typer
 
 from slurmddp.commands import options as opt

@@ -1,7 +1,5 @@
 """What the user's own program does, as `check` and a dry run show it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """site list, show, diff, detect, validate, init, bad-nodes: the profiles of sites, and the nodes that jobs avoid."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """status: how a run is, once, live (--watch) or for Prometheus, and where its time went (--time)."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

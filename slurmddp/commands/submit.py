@@ -1,7 +1,5 @@
 """submit: check the job, write its run folder and hand it to Slurm; or show what that would do; or a plain script."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """sync: the metrics of a run, to a tracker."""
 
-from __future__ import annotations
-
 import os
 
 import typer

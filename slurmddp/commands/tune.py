@@ -38,7 +38,7 @@ from slurmddp.visible import one_line
 DEFAULTS = (("resources.time", "30m"),)
 CHANGES = (
     ("recovery.requeue", "never"), ("recovery.no_progress", "1"), ("timeouts.hang", "null"),
-    ("parallel.replicate", "null"), ("parallel.shard", "1"),
+    ("parallel.replicate", "null"), ("parallel.shard", "1"), ("parallel.tensor", "1"),
 )  # fmt: skip
 
 #: Lines of the observer, one of the first step and then one every ten seconds, that tell the speed of a script.

@@ -1,7 +1,5 @@
 """Apptainer and Singularity, which take the same command line."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """What the rest of the toolkit asks of a container runtime."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 

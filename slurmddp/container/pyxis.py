@@ -1,7 +1,5 @@
 """pyxis: srun itself makes the container, by enroot, whose hooks bring the GPUs."""
 
-from __future__ import annotations
-
 from slurmddp.container.base import Container
 
 

@@ -1,7 +1,5 @@
 """Finds the root cause in logs: what each line speaks of, then which of it was first and follows from nothing else."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Flight recorder dumps: which rank did not join which collective. PyTorch writes one per rank on a timeout."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple

@@ -1,7 +1,5 @@
 """Reads logs of any size and content: bounded lines, and each shape of line only so often."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Iterator

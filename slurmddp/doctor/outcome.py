@@ -4,8 +4,6 @@ An error that the run survived is no cause. But standard output is often buffere
 came after them. So steps without a time prove little, see `survived`.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Python's own loader allocates what a file asks for, and hashes whatever is a key
 tuples in tuples take forever. Here, each operation makes at most one small object, and keys are text or small numbers.
 """
 
-from __future__ import annotations
-
 from pickletools import genops
 from typing import Any
 

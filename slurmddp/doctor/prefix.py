@@ -1,7 +1,5 @@
 """What stands in front of a line: rank, host and time. Launchers, NCCL and PyTorch write them in many ways."""
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

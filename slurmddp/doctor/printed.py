@@ -1,7 +1,5 @@
 """Lines in which a program shows its settings: what a variable or an argument says has not happened."""
 
-from __future__ import annotations
-
 import re
 
 #: Names of what happened, not of a setting; and a log's line that is an error by its level.

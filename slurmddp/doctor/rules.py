@@ -1,7 +1,5 @@
 """The causes that doctor knows: the second part of causes/cause.rules. Its head says what the keys mean."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence

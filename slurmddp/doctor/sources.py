@@ -1,7 +1,5 @@
 """What doctor reads: log files, folders of logs, standard input, or all that a run folder tells."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What torchrun, NCCL's watchdog and srun say about ranks: who failed first, who is behind, how large the world is."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field

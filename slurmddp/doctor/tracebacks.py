@@ -1,7 +1,5 @@
 """Python tracebacks in logs, of several ranks at once."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 

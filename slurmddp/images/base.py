@@ -1,7 +1,5 @@
 """What an image starts from: an NGC release, an image in a registry, an archive, a .sif, a folder."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -1,7 +1,5 @@
 """One build of an image at a time, on however many nodes that share its folder."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

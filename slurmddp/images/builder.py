@@ -1,7 +1,5 @@
 """Builds an image with the machine's Apptainer or Singularity: all of it, or nothing at all."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

@@ -6,8 +6,6 @@ NVIDIA's rules: docs.nvidia.com/deploy/cuda-compatibility; their numbers: contai
 not documented stays unknown. On the nodes, slurmddp/runtime/libcuda.py decides by the driver that is there.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

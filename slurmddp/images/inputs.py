@@ -4,8 +4,6 @@ Of files only those are read that have changed since they were last hashed, by s
 nothing. A root folder as base is known by its path alone: nobody reads all of it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

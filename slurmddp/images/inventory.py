@@ -1,7 +1,5 @@
 """Images in a folder, by what their locks say; which of them nobody needs any more."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -4,8 +4,6 @@ Apptainer takes the first of its fakeroot modes that works and says little where
 feature"); SingularityCE has to be told. So we look first, and name what is missing and whom to ask.
 """
 
-from __future__ import annotations
-
 import getpass
 import os
 import shutil

@@ -4,8 +4,6 @@
 the hash while the file's size and time are those, or the time is that without its fraction.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

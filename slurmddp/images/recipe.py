@@ -1,7 +1,5 @@
 """From a recipe, by its name or its file, and the command line to what goes into an image."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

@@ -8,8 +8,6 @@ JSON parsing raises. Three things do not go through spython:
 - builds: they need a clean environment and a way to stop them (see builder.py).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

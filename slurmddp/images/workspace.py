@@ -1,7 +1,5 @@
 """Where a build keeps its downloads and its unpacked image, what it may take of the machine, and whether it fits."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """`when` of a site profile: which of its entries hold for a job, and the layers of the job that they add."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath

@@ -4,8 +4,6 @@ A plain (unquoted) scalar stays text, as `Plain`; the model's type decides what 
 never 86400, `no` is False only where a bool is wanted, and `account: 0123` keeps its zero.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Variables in paths, expanded once, at submission, by us: no shell ever sees them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from functools import cache

@@ -4,8 +4,6 @@ Maps merge. A list adds where its field is marked `Adds` in the model, else the 
 What an adding list holds already is not added again, so that a resolved job can be submitted as it stands.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import types

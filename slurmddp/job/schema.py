@@ -3,8 +3,6 @@
 A wheel has no docs: hatch_build.py writes the schemas into it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import types

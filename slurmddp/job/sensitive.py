@@ -1,7 +1,5 @@
 """Which words of a job look like a secret, by their names: what a job says is written to files and command lines."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any

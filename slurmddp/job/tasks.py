@@ -1,7 +1,5 @@
 """The options of the bundled tasks, checked at submission against the table that the ranks go by."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The field types that the models share. Each refuses what could not arrive in the job unchanged."""
 
-from __future__ import annotations
-
 import math
 import re
 import typing

@@ -1,7 +1,5 @@
 """From a merged tree to a model, with errors that name file, line, key, value and the nearest known key."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar

@@ -3,8 +3,6 @@
 Only Accelerate itself, on the nodes, reads all of it (slurmddp/runtime/agent/accelerate.py).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path

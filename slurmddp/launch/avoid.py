@@ -1,7 +1,5 @@
 """Keeps a job off the nodes that recent runs of its site found bad: sbatch --exclude."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """What `build-image --on-node` asks Slurm for: by the site's profile, and what the user has configured for all jobs."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping

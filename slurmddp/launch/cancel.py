@@ -1,7 +1,5 @@
 """`slurmddp cancel`: ranks save a checkpoint, then exit, and the run is not requeued."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple

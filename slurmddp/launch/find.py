@@ -1,7 +1,5 @@
 """Finds a run by what a user calls it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

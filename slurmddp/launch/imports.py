@@ -3,8 +3,6 @@
 Known are the files of this machine. Of a Python in a container, or one that a module brings, nothing is said.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import os

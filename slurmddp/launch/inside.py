@@ -1,7 +1,5 @@
 """`slurmddp debug shell`, `forward` and `stacks`: what runs beside the ranks of a running job, on their nodes."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping, Sequence

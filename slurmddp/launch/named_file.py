@@ -1,7 +1,5 @@
 """The file or module that the command line names as the job: its name, what is wrong with it, and what was meant."""
 
-from __future__ import annotations
-
 import ast
 import difflib
 import os

@@ -1,7 +1,5 @@
 """Cores and memory of a job whose user and site profile name none: its GPUs' share of a node, as Slurm counts it."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from slurmddp.cluster.describe import Node

@@ -1,7 +1,5 @@
 """A request of the command line, resolved and planned."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

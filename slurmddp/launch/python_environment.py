@@ -1,7 +1,5 @@
 """Virtual and conda environments in the place of an image: what `--venv` and `--conda` set, and the active one."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

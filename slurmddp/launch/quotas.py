@@ -1,7 +1,5 @@
 """How much a user's quotas leave where a folder is: those of Lustre, Storage Scale (GPFS), and NFS, ext4 and XFS."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The two minutes that Slurm holds a requeued job back, ended by its owner."""
 
-from __future__ import annotations
-
 import contextlib
 from datetime import datetime
 

@@ -1,7 +1,5 @@
 """The run that a new run continues (--resume), with those that it continued itself."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Mapping, Sequence

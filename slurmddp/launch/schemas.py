@@ -1,7 +1,5 @@
 """Where an editor finds the JSON Schemas."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from slurmddp.assets import built_schema

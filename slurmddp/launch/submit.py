@@ -1,7 +1,5 @@
 """Hands a prepared job over to Slurm or to this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

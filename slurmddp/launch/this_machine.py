@@ -1,7 +1,5 @@
 """The GPUs and the Python of this machine, for jobs that run on it without Slurm."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

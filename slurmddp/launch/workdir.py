@@ -1,7 +1,5 @@
 """The working directory of an own program: which relative paths it changes."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The files of a run: what is written into a run folder, or by `slurmddp check --write` anywhere."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ A payload has a word and its value per line: options, headers, then the parts of
 empty. Facts are escaped there; all other text is escaped here.
 """
 
-from __future__ import annotations
-
 import json
 import re
 

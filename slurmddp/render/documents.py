@@ -1,7 +1,5 @@
 """The job as text for people (job.yaml) and for the runtime (job.json), and the site's snapshot."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The torchrun line of each node, for clusters without Slurm."""
 
-from __future__ import annotations
-
 import os
 import shlex
 

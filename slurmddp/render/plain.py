@@ -1,7 +1,5 @@
 """The sbatch script of `submit --plain`: srun and torchrun, and nothing of ours on the nodes."""
 
-from __future__ import annotations
-
 import os.path
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The scripts of one job."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable

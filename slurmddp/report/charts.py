@@ -1,7 +1,5 @@
 """Where the lines and bars of a report's charts are: in thousandths of the chart's width and height."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Which layer set a value."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

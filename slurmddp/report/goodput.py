@@ -1,7 +1,5 @@
 """How much of a run's time went into training, and what the rest was."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

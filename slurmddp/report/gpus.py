@@ -1,7 +1,5 @@
 """What the newest samples of a run's GPUs say: use, memory, power, and clocks that the driver lowers."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Mapping, Sequence

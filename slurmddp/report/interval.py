@@ -1,7 +1,5 @@
 """How often a job should save, from what its earlier runs measured."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

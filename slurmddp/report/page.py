@@ -1,7 +1,5 @@
 """`slurmddp report`: all that is known of one run, or of two beside each other, as one HTML file."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone

@@ -1,7 +1,5 @@
 """What `slurmddp report` says of one run, put together from its folder and its scheduler."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Mapping, Sequence

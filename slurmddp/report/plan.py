@@ -1,7 +1,5 @@
 """`slurmddp check`: the arithmetic of a job, for people."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence

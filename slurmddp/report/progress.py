@@ -1,7 +1,5 @@
 """How far a run is and how fast it goes: from its events, its newest metrics lines and the scheduler's word."""
 
-from __future__ import annotations
-
 import math
 import re
 import time

@@ -1,7 +1,5 @@
 """How well a run scales: its samples per second and node, against an earlier run of the same job on fewer nodes."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Most of it is in the events of the runs themselves. A file beside the index has what the user added or forgot.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence

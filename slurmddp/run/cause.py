@@ -1,7 +1,5 @@
 """Why a run failed: the first rank that said so, out of events and logs."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The checkpoints of a run as a login node sees them: listed, verified and pruned, without torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

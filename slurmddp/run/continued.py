@@ -3,8 +3,6 @@
 The files are made with O_EXCL and never removed. A run that is over, or whose folder is gone, is no obstacle.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Which files of a project hold credentials: by their name, and by what their first KiB say."""
 
-from __future__ import annotations
-
 import re
 from fnmatch import fnmatchcase
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Curves of metrics.jsonl: a few hundred points, which keep the least and the greatest value of all lines."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

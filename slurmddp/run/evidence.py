@@ -1,7 +1,5 @@
 """What a run folder itself says about how its run went: submission, markers, events, the stop file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime

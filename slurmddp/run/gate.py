@@ -4,8 +4,6 @@
 one cannot be called with a run that nobody has checked.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

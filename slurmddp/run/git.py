@@ -4,8 +4,6 @@ A folder that was copied from somebody brings that person's .git/config, which c
 here: no filter, no file system monitor, no hook, no transport.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Finds runs on any file system, through a small index in the user's state folder that may be lost."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """What became of a run's time: each second from submission to the end, in one of a few kinds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The logs of a run, as they grow."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """manifest.json: what a run was made from, so that it can be understood, compared and made again."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

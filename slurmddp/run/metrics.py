@@ -1,7 +1,5 @@
 """metrics.jsonl of any length: its newest lines, its new lines, and the few that say all about a run's time."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial

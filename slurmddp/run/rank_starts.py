@@ -1,7 +1,5 @@
 """One start of the ranks: what rank 0 told of it, and what that says about its time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 

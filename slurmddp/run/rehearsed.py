@@ -1,7 +1,5 @@
 """What a rehearsal showed of a program: kept in the user's state folder, by its code and its arguments."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from slurmddp.job.plan.model import Plan

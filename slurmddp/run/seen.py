@@ -1,7 +1,5 @@
 """What an earlier run of the same script showed of it: events of the observer, which looked while it ran."""
 
-from __future__ import annotations
-
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Copies code into a run folder: all nodes run the same, and a later edit does not change a queued job."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

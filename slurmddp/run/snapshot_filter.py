@@ -1,8 +1,6 @@
 """What lies in a project and is no code: images of containers, run folders, caches, and what .slurmddpignore names (the
 syntax of .gitignore, without git). For credentials: credentials.py."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable

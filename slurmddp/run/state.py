@@ -1,7 +1,5 @@
 """The one verdict about a run, from what Slurm says and what the run left in its folder."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 from slurmddp.cluster.base import JobView

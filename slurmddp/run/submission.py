@@ -1,7 +1,5 @@
 """submission.json in the run folder."""
 
-from __future__ import annotations
-
 from slurmddp.errors import UserError
 from slurmddp.records import submission
 from slurmddp.records.submission import Submission

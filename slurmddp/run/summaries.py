@@ -1,7 +1,5 @@
 """What is known of runs that are over, so that a list of a thousand need not read a thousand folders."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

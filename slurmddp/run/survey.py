@@ -1,7 +1,5 @@
 """Which files of a user's project go into the snapshot, found before anything is copied."""
 
-from __future__ import annotations
-
 import os
 import posixpath
 import stat

@@ -1,7 +1,5 @@
 """The folder of a sweep: sweep.json with its points, each point's resolved job, and the runs of the points."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """When things happened in a run: its events and metrics lines in one order that no clock can turn back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import merge

@@ -1,7 +1,5 @@
 """Finds the job of a submission that sbatch did not answer: it may be in the queue all the same."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

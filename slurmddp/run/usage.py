@@ -1,7 +1,5 @@
 """What a run takes on disk. Links are counted as links, never what they lead to."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass

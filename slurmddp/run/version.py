@@ -1,7 +1,5 @@
 """Which slurmddp this is: the package's version, and the commit that it was installed from."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Nobody watches the programs: what is known is when a file last changed, and when a run had ranks.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping

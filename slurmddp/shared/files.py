@@ -1,7 +1,5 @@
 """Files of a run folder that others may read at any moment."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

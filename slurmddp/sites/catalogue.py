@@ -1,7 +1,5 @@
 """Finds and loads site profiles: shipped ones, the administrator's in /etc, the user's own, or a file by its path."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

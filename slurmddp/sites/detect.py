@@ -1,7 +1,5 @@
 """Finds out at which site this host is: collects the evidence for each profile and compares the scores."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase

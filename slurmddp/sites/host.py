@@ -1,7 +1,5 @@
 """What this host says about its cluster: its name, variables, files, and Slurm's ClusterName."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """All mistakes in a site file at once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

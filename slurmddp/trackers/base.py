@@ -1,7 +1,5 @@
 """What all trackers have in common: what they get of a run, and what they must be able to do."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path

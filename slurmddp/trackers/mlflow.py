@@ -1,7 +1,5 @@
 """MLflow, through its client, which keeps no run open."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """`slurmddp sync`: send the lines of metrics.jsonl, and the evaluations, that a tracker does not have yet."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """TensorBoard: event files in the run folder."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from slurmddp.trackers.base import Facts, Point, library

@@ -1,7 +1,5 @@
 """Weights & Biases."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

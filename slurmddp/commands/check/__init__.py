@@ -1,7 +1,5 @@
 """check: what a job will do, what would make it fail and what it costs, before it waits in the queue."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`slurmddp check JOB.yaml`: what the rules, Slurm and the script itself say of a job."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`slurmddp check --preflight` and `--rehearse`: a job that is submitted and watched to its end."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`slurmddp check` of batch scripts that slurmddp did not write, and their correction."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

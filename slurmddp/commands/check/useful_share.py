@@ -1,7 +1,5 @@
 """`slurmddp check --mtbf`: how much of the time trains on more and more nodes, from what earlier runs measured."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

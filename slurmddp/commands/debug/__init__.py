@@ -1,7 +1,5 @@
 """debug shell, port, stacks, profile, bundle: a look into a running job, and what support needs to know of a run."""
 
-from __future__ import annotations
-
 import os
 
 from slurmddp.commands import options as opt

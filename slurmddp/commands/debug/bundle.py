@@ -1,8 +1,6 @@
 """debug bundle: what support needs to know of a run, in one archive. Secrets are taken out of all texts in it: known
 values, what follows a secret's name, and what looks so."""
 
-from __future__ import annotations
-
 import io
 import os
 import platform

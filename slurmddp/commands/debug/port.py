@@ -1,7 +1,5 @@
 """`slurmddp debug port`: a port of a node of a running job, such as TensorBoard's, on this machine."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import socket

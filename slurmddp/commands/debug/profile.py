@@ -1,7 +1,5 @@
 """`slurmddp debug profile`: ask the ranks of a running job for a profile, and wait for its traces."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

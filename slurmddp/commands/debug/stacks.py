@@ -1,7 +1,5 @@
 """`slurmddp debug stacks`: where the ranks are in their Python code."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import asdict, dataclass, field

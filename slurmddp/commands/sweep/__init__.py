@@ -1,7 +1,5 @@
 """sweep submit, status, rerun, best: many runs of one job."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """`slurmddp sweep`: one run for each point of a grid, or for each row of a table."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import itertools

@@ -3,8 +3,6 @@
 Follows moby/patternmatcher: the last pattern that matches a path or a folder above it decides.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from dataclasses import dataclass

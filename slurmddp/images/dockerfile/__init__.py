@@ -3,8 +3,6 @@
 lines -> stages -> interpret (words, scope, copying, running) -> templates/container/dockerfile.def.j2.
 """
 
-from __future__ import annotations
-
 from slurmddp.images.dockerfile.convert import convert
 
 __all__ = ["convert"]

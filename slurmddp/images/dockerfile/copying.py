@@ -4,8 +4,6 @@
 to a numbered folder first, and to its place when its turn comes. Those of the context come from the stage FILES.
 """
 
-from __future__ import annotations
-
 import posixpath
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Converts one stage of a Dockerfile, instruction by instruction, into the sections of a definition file."""
 
-from __future__ import annotations
-
 import posixpath
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping

@@ -3,8 +3,6 @@
 Follows BuildKit's frontend/dockerfile/parser: directives, comments inside an instruction, continuation lines.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

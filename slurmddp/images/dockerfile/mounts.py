@@ -1,7 +1,5 @@
 """RUN --mount: what lies in a place while one command runs, and is gone afterwards."""
 
-from __future__ import annotations
-
 import csv
 import posixpath
 import re

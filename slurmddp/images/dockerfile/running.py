@@ -1,7 +1,5 @@
 """What the image runs: ENTRYPOINT and CMD as Docker puts them together; and the command line of a RUN."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from slurmddp.images.dockerfile.lines import Instruction

@@ -1,7 +1,5 @@
 """Which variables a line of a stage knows: ENV and ARG so far, and that the rest is the base image's."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The stages of a Dockerfile: which there are, which the wanted one needs, what each one starts from."""
 
-from __future__ import annotations
-
 import platform
 import re
 from collections import Counter

@@ -4,8 +4,6 @@ Each belongs to one registry, and no other is shown it: a Dockerfile can name an
 is in no message and in no repr.
 """
 
-from __future__ import annotations
-
 import atexit
 import base64
 import binascii

@@ -1,7 +1,5 @@
 """Reads manifests, indexes and configurations: OCI image-spec 1.1 and Docker's image manifest version 2, schema 2."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

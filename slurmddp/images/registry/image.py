@@ -1,7 +1,5 @@
 """What a registry says of an image."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Names of images in registries, as Docker reads them (distribution/reference, normalize.go and regexp.go)."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

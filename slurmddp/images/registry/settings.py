@@ -1,7 +1,5 @@
 """How registries are reached: proxy, mirrors, plain HTTP, and for how long an answer is waited for."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field

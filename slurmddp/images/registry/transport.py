@@ -4,8 +4,6 @@ urllib3 carries the bytes. It follows no redirect, retries nothing and unpacks n
 often, and how large an answer may be are rules of ours.
 """
 
-from __future__ import annotations
-
 import socket
 import ssl
 from collections.abc import Iterable, Mapping

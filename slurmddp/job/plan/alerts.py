@@ -1,7 +1,5 @@
 """Alert targets, the kinds that they receive, and the host that sends; the watchdog job; Slurm's own mail."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from slurmddp.errors import UserError

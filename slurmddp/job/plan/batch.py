@@ -1,7 +1,5 @@
 """The arithmetic of the global batch: micro batch x accumulation x ranks per node x nodes."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from slurmddp.errors import UserError

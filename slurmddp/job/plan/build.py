@@ -1,7 +1,5 @@
 """From the resolved job to its plan."""
 
-from __future__ import annotations
-
 from slurmddp.container import Container, runtime_named
 from slurmddp.errors import UserError, collecting, together
 from slurmddp.job.plan.alerts import plan_alerts, plan_mail, plan_watchdog

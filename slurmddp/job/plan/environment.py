@@ -1,7 +1,5 @@
 """The variables that every rank gets, in groups, each for a reason. Facts: NCCL's and PyTorch's documentation."""
 
-from __future__ import annotations
-
 import json
 
 from slurmddp.container import Container

@@ -1,7 +1,5 @@
 """GPUs, cores and memory of each node: what the job asks for, what the partition has, and whether the two fit."""
 
-from __future__ import annotations
-
 from fnmatch import fnmatchcase
 
 from slurmddp.errors import UserError

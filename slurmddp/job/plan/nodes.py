@@ -1,7 +1,5 @@
 """How many nodes the job has and how many ranks each starts: decided here, read everywhere else."""
 
-from __future__ import annotations
-
 from slurmddp.errors import UserError
 from slurmddp.job.plan.layout import limited_by, named_partition, partition_of
 from slurmddp.job.plan.model import Allocation, NodePlan, Note

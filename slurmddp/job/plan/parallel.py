@@ -1,7 +1,5 @@
 """How ranks share the model: whether `parallel` fits the ranks and the model, and what stays inside a node."""
 
-from __future__ import annotations
-
 from math import gcd
 
 from slurmddp.errors import UserError

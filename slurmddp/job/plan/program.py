@@ -1,7 +1,5 @@
 """What runs on each rank, what it runs in, and the job as the runtime reads it."""
 
-from __future__ import annotations
-
 import os.path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How many ranks a node starts: a number known here, or, with `auto`, what each node finds that it was given."""
 
-from __future__ import annotations
-
 import re
 
 from slurmddp.container import Container

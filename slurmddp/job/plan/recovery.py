@@ -1,7 +1,5 @@
 """How a job recovers from faults: how it is requeued, and when its ranks save before the time limit."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

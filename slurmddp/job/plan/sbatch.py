@@ -1,7 +1,5 @@
 """The #SBATCH options, in the form that this site takes."""
 
-from __future__ import annotations
-
 from slurmddp.errors import UserError
 from slurmddp.job.plan.layout import partition_of
 from slurmddp.job.plan.model import Layout, NodePlan, RecoveryPlan

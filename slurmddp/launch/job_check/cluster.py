@@ -1,7 +1,5 @@
 """What Slurm says of a job before it is submitted: partition, nodes, accounts, and when it would start."""
 
-from __future__ import annotations
-
 import getpass
 import re
 from collections.abc import Callable, Mapping, Sequence

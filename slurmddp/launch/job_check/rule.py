@@ -1,7 +1,5 @@
 """Rules of a job, what they read, and what they find."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

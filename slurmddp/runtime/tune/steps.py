@@ -34,7 +34,7 @@ def shaped(job: Job, *, recompute: bool, shard: int = 1, compiled: bool = True) 
     """
     compiled = compiled and job.train.compile
     train = replace(job.train, activation_checkpointing=recompute, compile=compiled, steps=_ENDLESS)
-    return replace(job, train=train, parallel=Parallel(None, shard))
+    return replace(job, train=train, parallel=Parallel(None, shard, 1))
 
 
 def resized(session: Session, total: int, micro: int) -> Session:

@@ -1,7 +1,5 @@
 """`slurmddp init`: a commented job file to start from."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Mapping

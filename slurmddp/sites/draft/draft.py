@@ -1,7 +1,5 @@
 """The draft of a site profile: what was found, with its source; what was not found, with how to find it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from slurmddp.container import SIF_PROGRAMS

@@ -1,7 +1,5 @@
 """A site profile as text: each value with a comment that says where it comes from."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Sequence

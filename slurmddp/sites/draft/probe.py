@@ -1,7 +1,5 @@
 """`sites init --probe`: one small job per node type, which says what is on a node."""
 
-from __future__ import annotations
-
 import getpass
 import secrets
 import shlex

@@ -1,7 +1,5 @@
 """What a probe job saw on a node: the lines of templates/sbatch/site_probe.sh, read."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

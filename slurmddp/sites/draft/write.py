@@ -1,7 +1,5 @@
 """Drafts the profile, checks it, and writes it where slurmddp finds it."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Partition, nodes, accounts: what this cluster would not give, by what its Slurm says."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from slurmddp.cluster.duration import limit_of

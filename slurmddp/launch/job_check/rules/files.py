@@ -1,7 +1,5 @@
 """Image, dataset, binds, run folder, caches: what is not there, too small, or seen by one node only."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Variables that slow NCCL down or switch the fast network off, wherever they come from; hosts of alerts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
