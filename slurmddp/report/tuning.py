@@ -170,6 +170,8 @@ def _batch_reasons(tuned: Tuned, point: Point) -> list[str]:
         reasons.append(
             f"{max(fitting)} is the largest micro batch measured to fit {_size(tuned.limit)} {word} activation "
             f"checkpointing, with {100 * tuned.margin:.0f} % left free"
+            + "; a smaller one that is about as fast is taken"
+            * (point.micro < max(fitting))
         )
     if point.parallel != _DDP:
         reasons.append("a larger micro batch may fit into shards, which was not tried")
@@ -204,11 +206,9 @@ def _noise_reason(noise: tuning.Noise, batch: int | None) -> str:
     if noise.scale is None or noise.error is None:
         return "the gradient noise scale is not known: its error is as large as itself"
     text = f"gradient noise scale {figure(noise.scale)} +- {figure(noise.error)} samples at the start of training"
-    side = "above" if batch and batch > noise.scale else "below"
-    return (
-        f"{text}: beyond a global batch of about that, more samples per step buy little; {batch} is {side} it. "
-        "It grows while the loss falls"
-    )
+    if batch and batch < noise.scale:
+        return f"{text}: it grows while the loss falls, so a global batch above {batch} should need fewer steps"
+    return f"{text}: it grows while the loss falls, so this does not tell whether {batch} is too large later"
 
 
 def _size(size: float | None) -> str:
