@@ -69,13 +69,12 @@ def _launches(run: Evaluated, finding: Finding) -> set[frozenset[tuple[str, str]
 def _facts(run: Evaluated) -> Iterator[dict[str, str]]:
     """Yield what each task starts, by name."""
     starts = list(programs(run))
-    times = Counter((each.step, each.environment.get("SLURMD_NODENAME") if each.step else "") for each, _, _ in starts)
+    times = Counter((each.step, each.task.get("SLURMD_NODENAME")) for each, _, _ in starts)
     for each, kind, arguments in starts:
         options, end, _ = launcher_options(arguments) if kind != "python" else ({}, 0, ())
-        host = each.environment.get("SLURMD_NODENAME") if each.step else ""
         facts = {
             "program": f"{kind} {each.words[0]}", "folder": each.folder, "container": _around(run, each),
-            "tasks": f"{each.environment.get('SLURM_STEP_NUM_NODES') if each.step else 1} {times[each.step, host]}",
+            "tasks": f"{each.task.get('SLURM_STEP_NUM_NODES', 1)} {times[each.step, each.task.get('SLURMD_NODENAME')]}",
             **{f"stream {at}": name.partition("[")[0] for at, name in enumerate(each.streams[:2])},
             **{f"--{name}": value for name, value in options.items()},
             **{name: value for name, value in each.added.items() if not _OF_TASK.fullmatch(name)},

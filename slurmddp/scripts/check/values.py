@@ -69,7 +69,7 @@ class Seen(NamedTuple):
 
     def value(self) -> str:
         """Return the word with the names of this job replaced by what they are."""
-        hosts = [each.environment.get("SLURMD_NODENAME", "") if each.step else "" for each in self.tasks] or [""]
+        hosts = [each.task.get("SLURMD_NODENAME", "") for each in self.tasks] or [""]
         first, *others = (_masked(self.job, word, host) for word, host in zip(self.words, hosts, strict=True))
         for at, other in enumerate(others, 1):
             if other.replace(symbol("own"), symbol("head")) == first:
@@ -80,7 +80,7 @@ class Seen(NamedTuple):
 
     def _per_task(self, at: int) -> str:
         for name in ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID"):
-            one, two = (task.environment.get(name, "") for task in (self.tasks[0], self.tasks[at]))
+            one, two = (task.task.get(name, "") for task in (self.tasks[0], self.tasks[at]))
             pairs = ((one, self.words[0]), (two, self.words[at]))
             if one != two and all(re.search(rf"(?<!\d){rank}(?!\d)", word) for rank, word in pairs):
                 return symbol(f"task:{name}")

@@ -192,10 +192,11 @@ def _file(stream: str) -> str:
 
 
 def _ranks(run: Evaluated, start: Started, kind: str, options: Mapping[str, str]) -> str:
-    nodes = number(start.environment.get("SLURM_STEP_NUM_NODES", "")) or 1
-    tasks = max(1, (number(start.environment.get("SLURM_NTASKS", "")) or 1) // nodes) if start.step else 1
-    if kind == "python" and start.step and tasks * nodes != number(start.environment.get("SLURM_NTASKS", "")):
-        return f"{start.environment.get('SLURM_NTASKS')} on {nodes} nodes"
+    nodes = number(start.task.get("SLURM_STEP_NUM_NODES", "")) or 1
+    total_tasks = number(start.task.get("SLURM_NTASKS", "")) or 1
+    tasks = max(1, total_tasks // nodes)
+    if kind == "python" and tasks * nodes != total_tasks:
+        return f"{total_tasks} on {nodes} nodes"
     if kind == "python":
         return str(tasks)
     if "config-file" in options and "num-processes" not in options:
@@ -212,9 +213,9 @@ def _ranks(run: Evaluated, start: Started, kind: str, options: Mapping[str, str]
 def _spread(run: Evaluated, launched: Iterable[Launched]) -> dict[str, str]:
     """Return on how many nodes a launch starts, and how often."""
     starts = [each.start for each in launched]
-    hosts = {each.environment.get("SLURMD_NODENAME", "") for each in starts}
-    most = max((number(each.environment.get("SLURM_STEP_NUM_NODES", "")) or 1 if each.step else 1) for each in starts)
-    times = Counter((each.environment.get("SLURMD_NODENAME"), each.procid if each.step else 0) for each in starts)
+    hosts = {each.task.get("SLURMD_NODENAME") for each in starts}
+    most = max(number(each.task.get("SLURM_STEP_NUM_NODES", "")) or 1 for each in starts)
+    times = Counter((each.task.get("SLURMD_NODENAME"), each.procid) for each in starts)
     return {"nodes": str(max(most, len(hosts))), "starts of each task": str(max(times.values()))}
 
 

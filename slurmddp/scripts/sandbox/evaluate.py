@@ -53,6 +53,10 @@ SRUN_FLAGS = {
     "spread-segments", "stepmgr", "usage", "version", "wait-for-children", "x11",
 }  # fmt: skip
 _VALUES = "-B|--bind|--mount|--pwd|-W|--env|-H|--home|-o|--overlay|--workdir|-S|--scratch|--env-file|--app|--security"
+#: What SANDBOX_TASK holds, behind the number of the step.
+_TOLD = (
+    "SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES", "SLURM_NTASKS", "SLURMD_NODENAME",
+)  # fmt: skip
 _OWN = re.compile(r"SANDBOX_\w+|BASH_ENV|_|SHLVL|OLDPWD|PWD|BASH_FUNC_.*")
 _SLASH = re.compile(
     r"line \d+: (\S[^\n]{0,500}?): (?:No such file or directory|Permission denied|Is a directory)$", re.MULTILINE
@@ -70,7 +74,7 @@ _READ = re.compile(
 @dataclass(frozen=True)
 class Started:
     """One program that the script starts. order: when; line: of the script; step: the srun around it, by its order.
-    added: the environment beyond what the job has, None for a variable that it removes."""
+    added: the environment beyond what the job has. task: what srun tells it, which a container may hide."""
 
     order: int
     words: tuple[str, ...]
@@ -83,6 +87,7 @@ class Started:
     procid: int | None = None
     nodeid: int | None = None
     contained: bool = False
+    task: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -316,11 +321,12 @@ def _started(job: Job, records: Mapping[str, str]) -> Iterator[Started]:
             continue
         words, rest = parts[1 : count + 1], parts[count + 1 :]
         pairs = dict(each.partition("=")[::2] for each in rest[4:] if "=" in each)
-        step, procid, nodeid = [*pairs.get("SANDBOX_TASK", "").split(":"), "", "", ""][:3]
+        step, *told = pairs.get("SANDBOX_TASK", "").split(":")
+        task = dict(zip(_TOLD, told, strict=False))
         shown = {key: value for key, value in pairs.items() if not _OWN.fullmatch(key)}
         yield Started(
             order, tuple(words), rest[0], number(pairs.get("SANDBOX_LINE", "")) or 0, (rest[1], rest[2], rest[3]),
             {key: value for key, value in shown.items() if given.get(key) != value}, shown,
-            number(step) or 0, number(procid), number(nodeid),
-            "SANDBOX_CONTAINER" in pairs,
+            number(step) or 0, number(task.get("SLURM_PROCID", "")), number(task.get("SLURM_NODEID", "")),
+            "SANDBOX_CONTAINER" in pairs, task,
         )  # fmt: skip

@@ -96,6 +96,6 @@ __sandbox_filters="awk gawk mawk cat cut egrep fgrep grep head sed sort tac tail
 for __sandbox_name in $__sandbox_filters; do builtin eval "$__sandbox_name() { __sandbox_filter $__sandbox_name \"\$@\"; }"; done
 unset __sandbox_name EPOCHSECONDS EPOCHREALTIME SECONDS SRANDOM
 EPOCHSECONDS=$SANDBOX_NOW EPOCHREALTIME=$SANDBOX_NOW.5 SECONDS=$SANDBOX_UNKNOWN SRANDOM=$SANDBOX_UNKNOWN
-[[ ${SANDBOX_LINE-} ]] || __sandbox_top=1
+[[ ${SANDBOX_LINE-} ]] || __sandbox_top=1 RANDOM=$SANDBOX_UNKNOWN # another one in each job, the same when asked again
 __sandbox_names=()
 trap '__sandbox_seen "$LINENO" "$BASH_COMMAND" || :' DEBUG # nothing in it ends a script that has set -e

@@ -91,7 +91,7 @@ srun() {
             export SLURM_PROCID=$__procid SLURM_GTIDS=$__procid SLURM_LOCALID=$((__procid % __per)) SLURM_NODEID=$__node
             export HOSTNAME SLURMD_NODENAME=$HOSTNAME SLURM_STEP_NODELIST=$SLURM_JOB_NODELIST SLURM_TASK_PID=$((4000 + __procid))
             export SLURM_STEP_ID=0 SLURM_STEPID=0 SLURM_SRUN_COMM_HOST=10.0.0.1 SLURM_LAUNCH_NODE_IPADDR=10.0.0.1
-            SANDBOX_TASK="$$:$__procid:$__node" start "$@"
+            SANDBOX_TASK="$$:$__procid:$__node:$((__procid % __per)):$__nodes:$__ntasks:$HOSTNAME" start "$@"
         )
     done
 }
@@ -103,7 +103,7 @@ container() { # the words behind the image, with the variables that reach them
         case $1 in
             --cleanenv | --containall | --compat | --cleanenv=true | --containall=true | -[eC] | -[!-BHSWo]*[eC]*)
                 for __word in $(compgen -e); do
-                    case $__word in PATH | HOME | USER | LOGNAME | SHELL | LANG | TMPDIR | *ENV_* | SLURM* | SANDBOX_* | BASH_ENV) ;; *) unset "$__word" 2>/dev/null ;; esac
+                    case $__word in PATH | HOME | USER | LOGNAME | SHELL | LANG | TMPDIR | *ENV_* | SANDBOX_* | BASH_ENV) ;; *) unset "$__word" 2>/dev/null ;; esac
                 done ;;
         esac
         case $1 in --env=*) __given=${1#*=} ;; *=*) ;; --env) __given=$2; shift ;; @CONTAINER@) shift ;; esac
@@ -143,7 +143,8 @@ esac
 record "$__whole" "$@"
 shopt -s extglob
 case "$__name ${1-}" in
-    @(chmod|cp|ln|mkdir|mv|rm|touch)\ *) exec "/.sandbox/real/$__name" "$@" ;;
+    mkdir\ *) exec "/.sandbox/real/$__name" "$@" ;;
+    @(chmod|cp|ln|mv|rm|touch)\ *) "/.sandbox/real/$__name" "$@" ;; # a file that is not here is in the job: no error of set -e
     srun\ *) srun "$@" ;;
     @(apptainer|singularity)\ @(exec|run|shell)) container "$@" ;;
     @(nohup|setsid)\ *) # whose options have no values

@@ -202,6 +202,31 @@ def test_it_records_words_folder_files_and_tasks() -> None:
     ]  # fmt: skip
 
 
+@needs_namespaces
+def test_a_clean_container_hides_slurm_s_variables_and_the_task_is_known() -> None:
+    found = evaluate("#!/bin/bash\nsrun apptainer exec -e x.sif bash -c 'p.py \"<$SLURM_PROCID>\"'\n", [JOB])[0]
+    tasks = [each for each in found.started if each.name == "p.py"]
+    assert [(each.words[1], each.procid, each.task["SLURMD_NODENAME"]) for each in tasks] == [
+        ("<>", 0, "a1"), ("<>", 1, "a2"),
+    ]  # fmt: skip
+    assert not any("SLURM_JOB_ID" in each.environment for each in tasks)
+
+
+@needs_namespaces
+@pytest.mark.parametrize("command", ["cp /data/in.tar $T/", "mv a b", "chmod +x run.sh", "rm old", "touch /x/y/z"])
+def test_a_file_that_only_the_job_has_does_not_end_a_script(command: str) -> None:
+    found = evaluate(f"#!/bin/bash\nset -e\n{command}\nsrun p.py\n", [JOB])[0]
+    assert [each.name for each in found.started if not each.step] == [command.split()[0], "srun"]
+
+
+@needs_namespaces
+def test_random_numbers_differ_by_job_and_stay_when_asked_again() -> None:
+    other = replace(JOB, id=JOB.id + 1, unknown=JOB.unknown + 1)
+    runs = [evaluate("#!/bin/bash\nsrun p.py $RANDOM\n", [JOB, other]) for _ in range(2)]
+    words = [[each.started[0].words for each in run] for run in runs]
+    assert words[0] == words[1] and words[0][0] != words[0][1]
+
+
 def test_assigned_values_and_folders_are_recorded_under_their_own_names() -> None:
     found = evaluate("#!/bin/bash\nexport name=run42\nexport text=hello path=/p\ncd\npushd\ntrue\n", [JOB])[0]
     assert [(name, value) for _, name, value in found.assigned] == [
