@@ -141,3 +141,21 @@ def test_each_attempt_is_a_fork_until_the_warm_process_dies(node: Node) -> None:
     (node.root / "enough-5").write_text("0")
     assert agent.wait(PATIENCE) == 0
     assert node.cold() == ["no warm process on this node: logs/warm may say why"]
+
+
+def test_the_events_of_a_rendezvous_have_the_names_that_torch_gives_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    from slurmddp.runtime import torch_private
+
+    def record() -> str:
+        return str(dynamic_rendezvous.get_method_name())
+
+    def join() -> str:
+        return record()
+
+    plain = dynamic_rendezvous.get_method_name
+    monkeypatch.setattr(dynamic_rendezvous, "get_method_name", plain)
+    assert join() == "join"
+    torch_private.name_methods_by_frame()
+    assert dynamic_rendezvous.get_method_name is not plain and join() == "join"

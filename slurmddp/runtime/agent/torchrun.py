@@ -23,6 +23,7 @@ def run(words: list[str], folder: RunFolder, events: Events, template: forking.T
     try:
         handlers.register(signing.load(folder.path), events, folder, os.environ)
         _record_exits(events)
+        torch_private.name_methods_by_frame()
         gpu_sampling.start(folder, int(os.environ.get("SLURMDDP_ATTEMPT", "0")))
         pauses.start(events.write)
         if template is not None:
