@@ -1,7 +1,5 @@
 """Whole scripts, letter by letter; see README.md for how to renew them. `make lint` runs shellcheck on them."""
 
-from __future__ import annotations
-
 from tests.golden.update import HERE, expected, present
 
 

@@ -1,7 +1,5 @@
 """`python -m tests.golden.update`: writes all golden files anew, and removes those of kinds and sites that are gone."""
 
-from __future__ import annotations
-
 import difflib
 import re
 import sys

@@ -1,7 +1,5 @@
 """check JOB.yaml: each rule finds its pitfall in a bad job, and nothing in a good one."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Sequence

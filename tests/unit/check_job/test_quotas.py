@@ -1,7 +1,5 @@
 """Quotas, from what the commands of users printed on their sites. The commands are stand-ins; the parser is ours."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

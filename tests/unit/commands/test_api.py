@@ -1,7 +1,5 @@
 """The Python API: what the commands do, from a program."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

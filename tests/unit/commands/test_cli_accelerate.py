@@ -1,7 +1,5 @@
 """launch.accelerate: a config file of Accelerate reaches the nodes as it was, and one that cannot work is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

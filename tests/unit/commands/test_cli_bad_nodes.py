@@ -1,7 +1,5 @@
 """sites bad-nodes, and how submit keeps a job off these nodes."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Seconds are of processor time, which a busy machine does not change.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

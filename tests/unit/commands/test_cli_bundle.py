@@ -1,7 +1,5 @@
 """slurmddp debug bundle: what support needs, in one bounded archive, and no secret in it."""
 
-from __future__ import annotations
-
 import json
 import tarfile
 from collections.abc import Callable

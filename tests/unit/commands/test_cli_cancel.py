@@ -1,7 +1,5 @@
 """`slurmddp cancel`, the hold after a requeue, and jobs that are chained."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """slurmddp check --script: text, JSON, exit codes, and files that cannot be checked."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """slurmddp checkpoint: what it prints and refuses, without torch."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The commands as a user meets them: what they print, what they write, and what they leave alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """slurmddp clean and clean: what they measure, ask and remove, and what they leave alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """slurmddp doctor: exit codes, JSON, standard input, folders, and what cannot be read."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

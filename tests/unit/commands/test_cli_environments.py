@@ -1,7 +1,5 @@
 """--venv, --conda and the active environment: what the ranks run in where no image is named."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Help and shell completion: every command has both, and help is whole on a terminal of 80 columns."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`slurmddp image`: what is on the shelf, what is in it, and what nobody needs."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`slurmddp build-image`: what an image and its lock tell of where they come from, also once they were moved."""
 
-from __future__ import annotations
-
 import json
 import platform
 import shutil

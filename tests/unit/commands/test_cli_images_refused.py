@@ -1,7 +1,5 @@
 """`slurmddp build-image` where it cannot: one clear message, the log's end where there is one, and no half image."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 import sys

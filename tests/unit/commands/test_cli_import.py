@@ -1,7 +1,5 @@
 """slurmddp import: the job file of a batch script renders the same job, and says what it leaves out."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

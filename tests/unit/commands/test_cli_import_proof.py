@@ -1,7 +1,5 @@
 """slurmddp import never starts another training: what its job file starts is what bash starts, or it exits with 1."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which packages a script does not import from the copy of the code: submit says it where it can be known."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """slurmddp debug shell, stacks and profile: what they ask for, show and refuse. Slurm is a stand-in."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,7 +1,5 @@
 """Every command that prints has --json, every one that submits has --dry-run, and answers say what is next."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """`last` is the newest run of this folder; what acts on a run of another folder asks first."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

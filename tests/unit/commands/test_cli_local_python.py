@@ -1,7 +1,5 @@
 """Which Python trains on this machine where slurmddp itself has no torch, as where pipx or uv has installed it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from tests.helpers import Desk, Result

@@ -1,7 +1,5 @@
 """`slurmddp logs`: which lines, of which attempt, node and rank, and as they come."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

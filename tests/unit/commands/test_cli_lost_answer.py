@@ -1,7 +1,5 @@
 """A submission whose answer is lost: the job is found in the queue, and nothing runs beside it in silence."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

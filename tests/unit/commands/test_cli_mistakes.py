@@ -1,7 +1,5 @@
 """What new users type, and the answer that names what to do. Each row: the words, and what the answer has."""
 
-from __future__ import annotations
-
 import os
 import re
 import stat

@@ -1,7 +1,5 @@
 """Cores and memory that neither the user nor the profile names: the share of a node, from what Slurm prints."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

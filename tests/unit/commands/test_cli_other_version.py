@@ -1,7 +1,5 @@
 """A run that another version of slurmddp made: cancel works, and the others say how to look."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable

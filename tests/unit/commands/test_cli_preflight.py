@@ -1,7 +1,5 @@
 """slurmddp check --preflight: what it refuses, and what it makes of the job; tests/cluster/test_network.py runs it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

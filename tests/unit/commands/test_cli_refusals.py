@@ -1,7 +1,5 @@
 """Bad input gets a clear error, exit code 2, and changes nothing."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Real ranks are in tests/runtime/test_rehearse.py, a real Slurm in tests/cluster.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

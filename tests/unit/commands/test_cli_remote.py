@@ -1,7 +1,5 @@
 """--host: what is refused before anything is connected, and what runs here all the same."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

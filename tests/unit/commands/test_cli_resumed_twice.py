@@ -1,7 +1,5 @@
 """Two runs that continue one: the second is refused while the first is not over, whichever of them is faster."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`slurmddp runs`: what the list says, and how little of the runs it reads."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """environment_from: its values reach the ranks, and nothing else that anybody could read."""
 
-from __future__ import annotations
-
 import json
 import stat
 import subprocess

@@ -1,7 +1,5 @@
 """sites: list, show, diff, detect, validate; and the schemas that `schema` prints."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

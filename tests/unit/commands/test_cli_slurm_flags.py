@@ -1,7 +1,5 @@
 """The options of sbatch that submit takes, and the one that it refuses: --gpus has two meanings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

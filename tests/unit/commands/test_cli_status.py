@@ -1,7 +1,5 @@
 """`slurmddp status`: how far a run is, how fast, and until when; `--watch` shows it as it changes."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -3,8 +3,6 @@
 The commands come from the program itself, so that a new one is tested as soon as it exists.
 """
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """`slurmddp sweep`: its points, what it refuses, what it submits, what it says of the runs. sbatch is a stand-in."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

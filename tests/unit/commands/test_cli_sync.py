@@ -1,7 +1,5 @@
 """`slurmddp sync`: what a tracker gets, once each, over restarts, requeues and syncs that fail."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import sys

@@ -1,7 +1,5 @@
 """`run` and `submit --site local` on a machine without Slurm: which site, which GPUs, how many ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

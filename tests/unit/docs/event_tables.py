@@ -1,7 +1,5 @@
 """The tables of events in docs/files.md, made from the types: python -m tests.unit.docs.event_tables writes them."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Sequence

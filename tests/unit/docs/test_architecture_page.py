@@ -1,7 +1,5 @@
 """docs/architecture.md names what there is: packages, scripts and modules, in its text and in its picture."""
 
-from __future__ import annotations
-
 import re
 
 from tests.helpers import ROOT

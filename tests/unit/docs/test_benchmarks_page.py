@@ -1,7 +1,5 @@
 """docs/benchmarks.md: each table says when, of which commit and by which program it was measured."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

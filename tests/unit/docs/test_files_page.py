@@ -1,7 +1,5 @@
 """docs/files.md lists every event and key that the code writes, no other, and the versions of the files."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

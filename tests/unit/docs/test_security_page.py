@@ -1,7 +1,5 @@
 """tests/security.md has, for each section of docs/security.md, the tests of its claims, and the claims without one."""
 
-from __future__ import annotations
-
 import functools
 import re
 

@@ -3,8 +3,6 @@
 `SLURMDDP_UPDATE_GOLDEN=1 pytest tests/unit/docs/test_sites_page.py` writes it anew.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

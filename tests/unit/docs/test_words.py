@@ -1,7 +1,5 @@
 """Pages stay short enough to be read. Words of what is made from the code do not count."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 A form of writing that this file does not know fails the test, so that no event is missed.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The catalogue in docs/doctor.md, made from the rules: python -m tests.unit.doctor.page writes it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from slurmddp.doctor.rules import SYMPTOMS, Cause, catalogue

@@ -7,8 +7,6 @@ read the logs.
 
 # ruff: noqa: E501 (lines of logs)
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

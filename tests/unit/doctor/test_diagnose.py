@@ -1,7 +1,5 @@
 """The root cause is told from what followed. Logs in the manner of real ones, in our own words."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """Settings that a program prints, its environment or its arguments, are no evidence of a failure."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

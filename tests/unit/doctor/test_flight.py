@@ -1,7 +1,5 @@
 """Flight recorder dumps: the rank that did not join, calls that differ, and pickles that want to run something."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import struct

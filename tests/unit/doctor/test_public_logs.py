@@ -1,7 +1,5 @@
 """Logs of healthy runs have no cause, and no failure is called none, see public_logs."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Each cause finds its own examples, names its source, and is in the page."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

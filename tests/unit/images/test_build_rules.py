@@ -1,7 +1,5 @@
 """What a site says of builds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """NVIDIA's rules of which driver runs which CUDA, with their numbers."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Why a build failed: from what real pip says here, and from the builders' words."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

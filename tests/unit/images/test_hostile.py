@@ -1,7 +1,5 @@
 """Values that would open a section of the definition file, which Apptainer runs on the host."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

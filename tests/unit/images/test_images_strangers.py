@@ -3,8 +3,6 @@
 alice is the user of these tests. bob is another one: what is "his" is given to him.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

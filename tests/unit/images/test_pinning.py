@@ -1,7 +1,5 @@
 """Bases in a real registry: taken by their digest, asked about only when that is needed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which way of building without root is taken, and what is said where there is none."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from dataclasses import replace

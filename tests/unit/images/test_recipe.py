@@ -1,7 +1,5 @@
 """Recipes: the shipped ones, a user's own, the command line over them, and what each mistake is answered with."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The /tmp and /var/tmp of a build: fresh, its own, and gone afterwards."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An image whose inputs are what they were is not built again; one at a time; each set of inputs has its own name."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

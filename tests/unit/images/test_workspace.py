@@ -1,7 +1,5 @@
 """Where a build keeps its things, and whether they fit."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`when` of a profile: what holds only for some jobs."""
 
-from __future__ import annotations
-
 import pytest
 
 from slurmddp.errors import UserError

@@ -1,7 +1,5 @@
 """The YAML reader: what a value is, what is refused, and how the refusal reads."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

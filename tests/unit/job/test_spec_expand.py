@@ -1,7 +1,5 @@
 """Variables in paths: expanded once, by us, never by a shell."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Layers: what goes over what, and where each value came from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

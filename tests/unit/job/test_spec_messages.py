@@ -1,7 +1,5 @@
 """How a mistake is told: file, line, key, value, and the nearest known key."""
 
-from __future__ import annotations
-
 import pytest
 
 from slurmddp.errors import UserError

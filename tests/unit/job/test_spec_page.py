@@ -1,7 +1,5 @@
 """docs/job.md knows every key of the job file, and no other."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The JSON Schemas are right about every file that we ship, and refuse mistakes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import cache

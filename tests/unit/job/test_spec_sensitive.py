@@ -1,7 +1,5 @@
 """What looks like a secret in a job is refused with advice, and what only sounds like one is not."""
 
-from __future__ import annotations
-
 import pytest
 
 from slurmddp.errors import UserError

@@ -1,7 +1,5 @@
 """A site profile by its path: only in a job file of this user, or of root."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

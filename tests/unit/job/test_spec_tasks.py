@@ -1,7 +1,5 @@
 """The options of the bundled tasks: a mistake is told at submission, not on the nodes hours later."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Durations, memory, names and #SBATCH values: what they mean and what they refuse."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

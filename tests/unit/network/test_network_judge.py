@@ -1,7 +1,5 @@
 """What a measurement means for the run, and which pairs of nodes tell who is slow."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

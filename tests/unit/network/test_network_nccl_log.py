@@ -1,8 +1,6 @@
 # ruff: noqa: E501 - the lines of the logs are as long as they are
 """Which network NCCL chose: lines of real logs, each with the address of the thread or page that has them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from typing import NamedTuple

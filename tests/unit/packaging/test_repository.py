@@ -1,7 +1,5 @@
 """Files of the repository that would drift apart unnoticed: lock, version, hooks, and the paths that pages name."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

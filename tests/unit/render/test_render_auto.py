@@ -1,7 +1,5 @@
 """`ranks_per_node: auto` in the real scripts: what a node starts from what Slurm gave it, what the step asks for."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

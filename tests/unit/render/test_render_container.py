@@ -2,8 +2,6 @@
 container is given back, and the sources of the binds. Real bash; a stand-in for the runtime writes down what it gets.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Names of the user's variables that node.sh has for its own: refused, or they reach the ranks and change nothing."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Payloads of alerts: the slots that the sender can fill, and text that is JSON around any value."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """`submit --plain`: a short sbatch script with srun and torchrun, that needs nothing of ours."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

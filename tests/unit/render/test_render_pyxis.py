@@ -1,7 +1,5 @@
 """container.runtime: pyxis. Only the text is checked: there is no pyxis to run it with."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

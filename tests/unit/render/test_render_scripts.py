@@ -1,7 +1,5 @@
 """The scripts themselves: valid, free of findings, computing nothing that was known before."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

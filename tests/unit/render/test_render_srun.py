@@ -1,7 +1,5 @@
 """launch.mode srun: each rank is a task of Slurm's, and its process becomes the program without torchrun."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

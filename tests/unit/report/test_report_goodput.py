@@ -1,7 +1,5 @@
 """What a run's time went into: from events and metrics lines to seconds that add up."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The newest samples of a run's GPUs, as status and report show them."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The suggested interval between checkpoints: the published figures, and what is taken from events."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """`slurmddp report`: one HTML file about a run, or two, whatever the run folder holds."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

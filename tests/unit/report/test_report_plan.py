@@ -1,7 +1,5 @@
 """What `slurmddp check` shows of ranks that share something, and of what is not known yet."""
 
-from __future__ import annotations
-
 from slurmddp.report.plan import plan_report
 from slurmddp.shared import mesh
 from tests.helpers import LM_JOB, Desk, plan_of

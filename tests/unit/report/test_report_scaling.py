@@ -1,7 +1,5 @@
 """How well a run scales: with which run it is compared, and with which not."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

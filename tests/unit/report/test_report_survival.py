@@ -1,7 +1,5 @@
 """What `slurmddp check` says of faults and alerts."""
 
-from __future__ import annotations
-
 import pytest
 
 from slurmddp.report.plan import survival_lines

@@ -1,7 +1,5 @@
 """The share of the time that trains: the model against simulated failures, and the table of `check --mtbf`."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

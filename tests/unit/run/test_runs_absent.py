@@ -1,7 +1,5 @@
 """Files that a script names and that are not copied."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which nodes a run's events blame, and how long that is remembered."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `slurmddp status` says of a run that failed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

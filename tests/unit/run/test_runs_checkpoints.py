@@ -1,7 +1,5 @@
 """Checkpoints as a login node sees them: the same verdict as the ranks', and nothing removed that is needed."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

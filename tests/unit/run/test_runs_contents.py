@@ -1,7 +1,5 @@
 """A checkpoint of somebody who means harm, as a login node checks it: nothing of it runs, and the message says what."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections.abc import Callable

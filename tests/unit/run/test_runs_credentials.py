@@ -3,8 +3,6 @@
 The values are drawn at random here: no text in this file is a key of anybody's.
 """
 
-from __future__ import annotations
-
 import random
 import string
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The gate to run folders: which runs are this user's, and what may be followed in them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

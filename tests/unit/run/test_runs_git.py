@@ -1,7 +1,5 @@
 """git in a folder whose .git/config somebody else wrote: none of its programs runs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What .slurmddpignore leaves out of the copy of a project; git itself is the judge of its syntax."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

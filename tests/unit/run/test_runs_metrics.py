@@ -1,7 +1,5 @@
 """metrics.jsonl of any length, read in parts: what the parts say is what the whole says."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

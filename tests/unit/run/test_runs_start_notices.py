@@ -1,7 +1,5 @@
 """What `status` says of the saves that a script's next start may have written over."""
 
-from __future__ import annotations
-
 import pytest
 
 from slurmddp.run.rank_starts import fork_notices, heartbeat_notices, pause_notices, start_notices

@@ -1,7 +1,5 @@
 """The version that scripts and manifests name: the package's, and the commit that it was installed from."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

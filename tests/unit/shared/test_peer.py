@@ -1,7 +1,5 @@
 """Whose program is at the other end of a connection; the other user is a process that root started."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Styled text is the plain text, and keeps which parts of it have a style."""
 
-from __future__ import annotations
-
 import json
 
 from slurmddp.styled import Styled, columns, exact, fold, join, labelled, styled

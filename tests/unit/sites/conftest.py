@@ -1,7 +1,5 @@
 """A cluster for `sites init`: small commands that print what Slurm's do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

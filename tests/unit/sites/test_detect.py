@@ -1,7 +1,5 @@
 """Which site this host belongs to: the order of selection, the evidence and its weight, ties, and the cost."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

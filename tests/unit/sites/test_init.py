@@ -1,7 +1,5 @@
 """slurmddp init: a job file from what is found in a folder and on a cluster."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The shipped profiles: each is valid, says only what the models know, and has a source for every value."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path

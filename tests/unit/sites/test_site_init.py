@@ -1,7 +1,5 @@
 """sites init: a profile drafted from what Slurm says, here through small commands that print recorded text."""
 
-from __future__ import annotations
-
 import datetime
 import re
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """sites init --probe: what the script says is read, and jobs are submitted, awaited and cancelled. sbatch is a small
 command that runs the real script here."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """ADD of an address, from a real HTTP server."""
 
-from __future__ import annotations
-
 import hashlib
 import http.server
 import os

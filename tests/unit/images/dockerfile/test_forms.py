@@ -3,8 +3,6 @@
 `SLURMDDP_UPDATE_GOLDEN=1 pytest tests/unit/images/dockerfile/test_forms.py` writes the table anew.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What Dockerfiles say besides files: SHELL, variables, heredocs, and what the base image's configuration adds."""
 
-from __future__ import annotations
-
 import pwd
 import shutil
 from typing import Any

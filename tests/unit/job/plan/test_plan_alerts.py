@@ -1,7 +1,5 @@
 """From the job's alerts and the site's profile to the plan: names, filters, mail, the watchdog job."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

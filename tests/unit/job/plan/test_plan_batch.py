@@ -1,7 +1,5 @@
 """The arithmetic of the global batch."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

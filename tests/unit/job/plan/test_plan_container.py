@@ -1,7 +1,5 @@
 """Which options of the runtime give a container a /dev, /tmp and home of its own."""
 
-from __future__ import annotations
-
 import json
 from typing import get_args
 

@@ -1,7 +1,5 @@
 """The variables of the ranks, the binds of the container, and where a path of the container lies on the host."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

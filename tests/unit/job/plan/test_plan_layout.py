@@ -1,7 +1,5 @@
 """Nodes, GPUs, ranks, cores, memory and time against what the partition has."""
 
-from __future__ import annotations
-
 import pytest
 
 from slurmddp.errors import UserError

@@ -1,7 +1,5 @@
 """`parallel: {replicate, shard}` against the ranks, and shards against nodes."""
 
-from __future__ import annotations
-
 import pytest
 
 from slurmddp.errors import UserError

@@ -1,7 +1,5 @@
 """`resources.ranks_per_node: auto`: nodes that may differ, and what the plan can then still say."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Fewer and spare nodes, restarts, the way back into the queue, and the lead before the time limit."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """checkpoint.watch and train.resume_args: where an own script saves, and how it loads that."""
 
-from __future__ import annotations
-
 import json
 import shlex
 

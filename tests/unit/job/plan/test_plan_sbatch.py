@@ -1,7 +1,5 @@
 """The #SBATCH lines, in the form that each kind of site takes."""
 
-from __future__ import annotations
-
 import pytest
 
 from slurmddp.errors import UserError

@@ -1,7 +1,5 @@
 """train.workdir and {run}: where an own script runs, and what becomes of its arguments."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 
