@@ -39,7 +39,8 @@ def test_over_a_slow_link_one_node_is_better() -> None:
     assert "global batch 256 = micro 16 x accumulation 8 x 2 ranks per node x 1 node" in text
     assert "16 is the largest micro batch measured to fit 79.0 GiB without activation checkpointing" in text
     assert verdict.noise is not None and verdict.noise.scale is not None
-    assert f"gradient noise scale {figure(verdict.noise.scale)} +- " in text and "does not tell whether 256 is too large later" in text
+    assert f"gradient noise scale {figure(verdict.noise.scale)} +- " in text
+    assert "does not tell whether 256 is too large later" in text
 
 
 def test_memory_is_estimated_beside_what_was_measured() -> None:
