@@ -92,6 +92,9 @@ def parse(text: str, path: Path = Path("job.sbatch")) -> Script:
     """Read the text of a script."""
     lines = text.split("\n")
     directives, late = read_directives(lines)
+    if late:  # those in a here-document are another script's
+        others = Script(path, text, lines, [], [], Resources(), {}).here_lines
+        late = [line for line in late if line not in others]
     if late and not directives:  # what they ask for shows what is meant
         directives, _ = read_directives([each if each.startswith("#SBATCH") else "" for each in lines])
     options = {each.name: each.value for each in directives}

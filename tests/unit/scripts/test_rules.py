@@ -157,6 +157,21 @@ def test_sbatch_options_are_judged_as_sbatch_judges_them(tmp_path: Path, line: s
     assert told == ({severity} if severity else set())
 
 
+def test_directives_of_another_script_are_not_late(tmp_path: Path) -> None:
+    path = tmp_path / "job.sbatch"
+    inner = "#!/bin/bash\n#SBATCH -N 2\nhostname\n"
+    for text, count in ((f"sbatch <<EOF\n{inner}EOF\n", 0), (f"hostname\n{inner}", 1)):
+        path.write_text(f"#!/bin/bash\n{text}", encoding="utf-8")
+        assert [each.rule.id for each in found(path)].count("sbatch-after-command") == count
+
+
+@pytest.mark.parametrize("word", ["#SBATCh", "#Sbatch", "#SBTACH"])
+def test_a_misspelled_directive_is_found(tmp_path: Path, word: str) -> None:
+    path = tmp_path / "job.sbatch"
+    path.write_text(f"#!/bin/bash\n{word} --nodes=1\nhostname\n", encoding="utf-8")
+    assert "sbatch-disabled" in {each.rule.id for each in found(path)}
+
+
 def test_each_part_of_a_heterogeneous_job_has_its_own_options(tmp_path: Path) -> None:
     path, parts = tmp_path / "job.sbatch", ("#SBATCH -p cpu --mem=1G", "#SBATCH -p gpu --mem-per-cpu=1G")
     for between, expected in (("#SBATCH hetjob", set()), ("#", {"option-twice", "sbatch-option"})):

@@ -19,8 +19,6 @@ _PATTERNS = {"SLURM_JOB_ID": "%j", "SLURM_JOBID": "%j", "SLURM_JOB_NAME": "%x", 
 @fixes("sbatch-after-command")
 def sbatch_after_command(draft: Draft, finding: Finding) -> Iterator[Draft]:
     late = draft.script.late
-    if set(late) & draft.script.here_lines:
-        return  # another script, which this one writes
     at = max((each.line for each in draft.script.directives if each.line < late[0]), default=1) + 1
     moved = [draft.line(line) for line in late]
     for line in reversed(late):

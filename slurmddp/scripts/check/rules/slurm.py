@@ -84,7 +84,7 @@ def sbatch_disabled(script: Script) -> Iterator[Hit]:
     for line, text in enumerate(script.lines, 1):
         if re.match(r"#\s+SBATCH\s+-|\s+#SBATCH\s+-|#SBATCH-", text):
             yield Hit(f"sbatch takes this line for a comment: {text.strip()[:40]}", line)
-        elif re.match(r"#(SBTACH|SBACTH|SBACH|SABTCH|SBATCHE|SBATC|sbatch|Sbatch|SBATH|SLURM)\s+-", text):
+        elif re.match(r"#(SBTACH|SBACTH|SBACH|SABTCH|SBATCHE|SBATC|(?!SBATCH)(?i:sbatch)|SBATH|SLURM)\s+-", text):
             yield Hit(f"not #SBATCH: {text.strip()[:40]}", line)
 
 
