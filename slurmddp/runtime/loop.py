@@ -29,7 +29,7 @@ from slurmddp.runtime.watch import failures, marker
 from slurmddp.runtime.watch.stop import Stop
 from slurmddp.runtime.watch.watch import Watch
 from slurmddp.runtime.world import World
-from slurmddp.shared.mesh import REPLICATE, groups
+from slurmddp.shared.mesh import REPLICATE, TENSOR, groups
 from slurmddp.shared.run_folder import RunFolder
 from slurmddp.shared.units import clock
 
@@ -169,6 +169,8 @@ class Trainer:
             nonlocal targets
             targets = session.stepper.warm_up(first)
 
+        if TENSOR in session.parallel.mesh:
+            once()  # The first time, DTensor runs operators without data to learn shapes: they would be counted.
         flops = peak.count_flops(once, compiled=session.job.train.compile)
         if session.job.train.compile:
             once()

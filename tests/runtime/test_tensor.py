@@ -1,13 +1,26 @@
 """Tensor parallelism of the task lm, on any mesh, against one process."""
 
 import json
+import math
 import random
+import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from .harness import Ranks, Run
+from slurmddp.runtime import job
+from slurmddp.runtime.parallel.wrap import wrap
+from slurmddp.runtime.tasks.gpt import GPT
+from slurmddp.runtime.world import World
+from slurmddp.shared.checkpoint import export
+from slurmddp.shared.checkpoint.checkpoints import read_contents
+
+from .harness import Failed, Ranks, Run, make_job
+from .launched import launched
+from .saving import load, same
 
 STEPS = 20
 MODEL: dict[str, Any] = {"layers": 2, "heads": 4, "width": 16}
@@ -41,18 +54,22 @@ def mesh(replicate: int, shard: int, tensor: int) -> dict[str, Any]:
     return {"parallel__replicate": replicate, "parallel__shard": shard, "parallel__tensor": tensor}
 
 
-FACTS = ("loss", "grad_norm", "bits_per_byte", "samples", "padding", "epoch")
+FACTS = {"loss", "grad_norm", "bits_per_byte", "samples", "epoch"}
 
 
-def same_curve(run: Run, wanted: Run) -> None:
-    """Loss, norm and counts of each step within 1e-5, and of the validation."""
+def same_curve(run: Run, wanted: Run, *, padding: bool = True, rel: float = 1e-5) -> None:
+    """Loss, norm and counts of each step, and of the validation; `padding`: the micro batches are the same, too."""
+    facts = FACTS | {"padding"} if padding else FACTS
     found, reference = run.lines("metrics.jsonl"), wanted.lines("metrics.jsonl")
     assert len(found) == len(reference) == STEPS
     for ours, theirs in zip(found, reference, strict=True):
-        known = {key: value for key, value in theirs.items() if key in FACTS}
-        assert {key: ours[key] for key in known} == pytest.approx(known, rel=1e-5), ours["step"]
+        known = {key: value for key, value in theirs.items() if key in facts}
+        assert {key: ours[key] for key in known} == pytest.approx(known, rel=rel), ours["step"]
+    flops = [each.events("ready")[0]["flops_per_target"] for each in (run, wanted)]
+    if "padding" not in reference[-1]:  # Which the group has more of.
+        assert flops[0] == flops[1]
     ours, theirs = run.marker()["validation"], wanted.marker()["validation"]
-    assert ours == pytest.approx(theirs, rel=1e-5) and ours["count"] == theirs["count"]
+    assert ours == pytest.approx(theirs, rel=rel) and ours["count"] == theirs["count"]
 
 
 def same_samples(run: Run, wanted: Run, tensor: int) -> None:
@@ -76,3 +93,125 @@ def test_two_by_two_by_two_is_one_process(ranks: Ranks, tmp_path: Path) -> None:
     assert eight.events("started")[0]["parallel"] == "HSDP+TP"
     same_curve(eight, one)
     same_samples(eight, one, 2)
+
+
+@pytest.mark.ranks(2)
+def test_documents_of_any_length_sorted_and_recomputed(ranks: Ranks, tmp_path: Path) -> None:
+    """Odd lengths are padded for the group, which no count of tokens sees."""
+    options = {
+        "train__model": MODEL | {"tied": False}, "batch__by_length": 3, "train__activation_checkpointing": True,
+    }  # fmt: skip
+    data = documents(tmp_path)
+    one, two = lm(tmp_path, "one", data, **options), lm(tmp_path, "two", data, **options, **mesh(1, 1, 2))
+    ranks.train(1, one)
+    assert "parallel   TP, replicate 1 x shard 1 x tensor 2" in ranks.train(2, two)
+    assert "padding" in two.lines("metrics.jsonl")[-1]
+    same_curve(two, one)
+    same_samples(two, one, 2)
+
+
+@pytest.mark.long
+@pytest.mark.ranks(8)
+@pytest.mark.parametrize(
+    "sizes",
+    [(1, 1, 2), (1, 1, 4), (1, 2, 2), (2, 1, 2), (1, 3, 2), (3, 1, 2), (1, 2, 4), (2, 1, 4), (1, 4, 2), (4, 1, 2)],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["windows", "documents"])
+def test_every_mesh_is_one_process(ranks: Ranks, tmp_path: Path, sizes: tuple[int, int, int], kind: str) -> None:
+    """Three shards do not divide what a tensor group has of a matrix."""
+    options: dict[str, Any] = (
+        {"batch__by_length": 3} if kind == "documents" else {"train__model": MODEL | {"tied": False}}
+    )
+    data = documents(tmp_path) if kind == "documents" else windows(tmp_path)
+    one, many = lm(tmp_path, "one", data, **options), lm(tmp_path, "many", data, **options, **mesh(*sizes))
+    ranks.train(1, one)
+    ranks.train(math.prod(sizes), many)
+    same_curve(many, one, padding=sizes[:2] == (1, 1))
+    same_samples(many, one, sizes[2])
+
+
+@pytest.mark.long
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    "option", [{"train__precision": "fp16"}, {"train__optimizer__name": "sgd"}, {"train__optimizer__fused": False}],
+    ids=lambda option: next(iter(option)),
+)  # fmt: skip
+def test_options(ranks: Ranks, tmp_path: Path, option: dict[str, Any]) -> None:
+    data = windows(tmp_path)
+    one, two = lm(tmp_path, "one", data, **option), lm(tmp_path, "two", data, **option, **mesh(1, 1, 2))
+    ranks.train(1, one)
+    ranks.train(2, two)
+    same_curve(two, one, rel=1e-2 if "train__precision" in option else 1e-5)
+
+
+MESHES = [(4, 1, 1), (2, 2, 1), (1, 4, 1), (2, 1, 2), (1, 2, 2), (1, 1, 4)]
+HALF = {"checkpoint__every_steps": STEPS // 2, "checkpoint__keep": 3}
+
+
+def goes_on(ranks: Ranks, saved: Run, run: Run, size: int) -> None:
+    """The run, started from another one's save at half of the steps, ends as that one did."""
+    shutil.copytree(saved.root / "checkpoints", run.root / "checkpoints")
+    shutil.rmtree(run.checkpoint(STEPS))
+    ranks.train(size, run, attempt=1)
+    assert run.events("resumed")[0]["step"] == STEPS // 2
+    wanted = {step: loss for step, loss in saved.losses(0).items() if step > STEPS // 2}
+    assert run.losses(1) == pytest.approx(wanted, rel=1e-5)
+    ours, theirs = (load(each.checkpoint(STEPS)) for each in (run, saved))
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert (ours[name] - value).norm() <= 1e-4 * value.norm(), name
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ((1, 2, 2), (2, 1, 1)),
+        *(pytest.param(one, other, marks=pytest.mark.long) for one in MESHES for other in MESHES
+          if one != other and max(one[2], other[2]) > 1),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_saved_in_one_mesh_and_loaded_in_another(
+    ranks: Ranks, tmp_path: Path, source: tuple[int, ...], target: tuple[int, ...]
+) -> None:
+    data = windows(tmp_path)
+    saved = lm(tmp_path, "saved", data, **HALF, **mesh(*source))
+    ranks.train(math.prod(source), saved)
+    goes_on(ranks, saved, lm(tmp_path, "there", data, **HALF, **mesh(*target)), math.prod(target))
+    # An export reads blocks of rows and columns.
+    folder, exported = saved.checkpoint(STEPS), tmp_path / "model.pt"
+    export.write(folder, read_contents(folder), exported, form="pt")
+    weights, tensors = torch.load(exported, weights_only=True), load(folder)
+    assert all(torch.equal(value, tensors[f"model.{name}"]) for name, value in weights.items())
+    assert len(weights) == len(list(GPT(**MODEL, context=8, dropout=0.0, tied=True).parameters()))
+
+
+@pytest.mark.ranks(4)
+def test_a_killed_rank_starts_again(ranks: Ranks, tmp_path: Path) -> None:
+    """And the run is that of ranks which nobody disturbed, to the bit."""
+    options = {"train__steps": 60, "checkpoint__every_steps": 5, **mesh(2, 1, 2)}
+    data = windows(tmp_path)
+    whole, broken = lm(tmp_path, "whole", data, **options), lm(tmp_path, "broken", data, **options)
+    with launched(broken, 4, "--max-restarts=1") as job:
+        job.until_step(12)
+        job.send(3, signal.SIGKILL)
+        assert job.wait() == 0, job.stderr
+    ranks.train(4, whole)
+    assert broken.events("resumed")[0]["step"] >= 5
+    assert broken.losses(0) == whole.losses(0)
+    assert same(load(broken.checkpoint(60)), load(whole.checkpoint(60)))
+
+
+def apart(joined: World) -> None:
+    """Each rank of this pool has a node of its own."""
+    wrap(GPT(**MODEL, context=8, dropout=0.0, tied=True), job.parse(make_job(parallel__tensor=2)), joined)
+
+
+@pytest.mark.ranks(2)
+def test_no_tensor_group_spans_nodes(ranks: Ranks) -> None:
+    with pytest.raises(Failed) as caught:
+        ranks(2, apart)
+    assert {name for name, _ in caught.value.failures.values()} == {"UserError"}
+    assert all("puts ranks 0 to 1 on several nodes" in said for _, said in caught.value.failures.values())
