@@ -25,7 +25,7 @@ def test_a_whole_job_is_read(tmp_path: Path) -> None:
     [
         ({"train__optimizer__momentom": 1}, "unknown key train.optimizer.momentom; known keys: name, lr"),
         ({"train__optimizer": None}, "train.optimizer must be an object, not null"),
-        ({"schema": 1}, "schema is 1, but this runtime needs 4"),
+        ({"schema": 1}, "schema is 1, but this runtime needs 5"),
     ],
 )
 def test_a_mistake_is_named_by_its_key(tmp_path: Path, change: dict[str, Any], message: str) -> None:
