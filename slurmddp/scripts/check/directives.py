@@ -48,6 +48,7 @@ OPTIONS = FLAGS | set(SHORT.values()) | {
 }  # fmt: skip
 
 
+EXPORTED = re.compile(r",(?=\w+=|ALL\b|NONE\b)")
 #: Options whose values are in variables of their names.
 _SHOWN = (
     "ntasks-per-node", "cpus-per-task", "gpus-per-node", "gpus-per-task", "gpus", "mem-per-cpu", "mem-per-gpu",
@@ -116,6 +117,12 @@ def _options(text: str) -> list[tuple[str, str]]:
         words = [*words[: end - 1], *filter(None, [words[end - 1].partition("#")[0]])]
     found, at = parse_options(words, FLAGS, SHORT)
     return found + [("", word) for word in words[at : at + 1]]
+
+
+def exported(value: str | None) -> dict[str, str]:
+    """Return the variables to which --export gives values."""
+    parts = (part.partition("=") for part in EXPORTED.split(value or ""))
+    return {name: given for name, equals, given in parts if equals}
 
 
 def full(name: str, options: set[str]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from slurmddp.scripts.check.directives import exported
 from slurmddp.scripts.check.script import Script
 from slurmddp.scripts.check.values import EARLY, SET_BY_SHELL
 from slurmddp.scripts.sandbox.evaluate import Evaluated, Job, Unavailable, available, evaluate, variables_of
@@ -54,13 +55,17 @@ def imagined(
         return Job(
             number, hosts, nodelist, tasks, script.job.gpus_per_node or (4 if files else 6), files,
             1700000000 if number < 5000000 else 1811214799,  # no field of the date is the same
-            20000 + number % 9973, script.option("chdir") or "", {**submitter, **more},
+            20000 + number % 9973, script.option("chdir") or "",
+            {**submitter, **more, **exported(script.option("export"))},
             slurm | array if script.option("array") else slurm, role=role,
         )  # fmt: skip
 
     jobs = [job(4242001, "gpu-a", 1, nodes, {}), job(5353007, "n", 107, nodes, {}, files=False)]
     if script.option("nodes") is None or "-" in (script.option("nodes") or ""):
         jobs.append(job(4242001, "gpu-a", 1, nodes + 1, {}))
+    if variables is not None and nodes > 1:  # an import takes nothing from the form of a list, such as its brackets
+        hosts = tuple(f"r{each}n{5 * each}" for each in range(1, nodes + 1))
+        jobs.append(replace(jobs[1], hosts=hosts, nodelist=",".join(hosts)))
     slurms = {name for name in _READ.findall(script.text) if name.startswith("SLURM_")} - set(variables_of(jobs[1]))
     positional = re.search(r"\$\{?[@*1-9]", script.text) is not None
     names = slurms | (unset_names(script.text) if other is None else set())

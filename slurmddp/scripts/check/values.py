@@ -2,7 +2,8 @@
 
 A value is text. What cannot be known before the job runs stands in it as a symbol between two NUL characters:
 `head` (name of the first node), `own` (name of the node that evaluates it), `early:SLURM_PROCID` (a variable of the
-task, expanded in the batch shell), `?:NAME` (a variable of the shell that submits), `varies` (other in each job)."""
+task, expanded in the batch shell), `?:NAME` (a variable of the shell that submits), `tilde` (in quotes, so no home),
+`varies` (other in each job)."""
 
 from __future__ import annotations
 
@@ -90,6 +91,8 @@ class Seen(NamedTuple):
 def _masked(job: Job, word: str, host: str) -> str:
     if word.startswith(f"{HOME}/") or word == HOME:
         word = "~" + word[len(HOME) :]
+    elif word.startswith("~"):  # in quotes, where bash leaves it
+        word = symbol("tilde") + word[1:]
     pattern, names = _names(job.id, job.unknown, job.hosts, job.nodelist, host)
     word = pattern.sub(lambda match: names[match[0]], word)
     return re.sub(r"(?<!\w)\d+\(x\d+\)", symbol("compressed:SLURM_TASKS_PER_NODE"), word)

@@ -98,6 +98,7 @@ class Imported:
             text = text.replace(symbol(f"?:{name}"), self.environment.get(name) or symbol("?"))
         if text == "~" or text.startswith("~/"):
             text = self.environment.get("HOME", "~") + text[1:]
+        text = text.replace(symbol("tilde"), "~")
         return None if "\0" in text else self.real(text)
 
     def path(self, value: str) -> str | None:

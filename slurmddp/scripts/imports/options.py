@@ -7,7 +7,7 @@ import re
 
 from slurmddp.cluster.duration import limit_of
 from slurmddp.job.types import SBATCH, memory, slurm_time
-from slurmddp.scripts.check.directives import REMOVED, SRUN_ONLY, Directive
+from slurmddp.scripts.check.directives import EXPORTED, REMOVED, SRUN_ONLY, Directive, exported
 from slurmddp.scripts.check.values import number
 from slurmddp.scripts.imports.imported import Imported
 
@@ -103,11 +103,9 @@ def _carry(job: Imported, each: Directive) -> None:
     elif name == "chdir" or (name == "gres" and all(part.partition(":")[0] == "gpu" for part in value.split(","))):
         return  # the recorded launch has the folder
     elif name == "export":
-        for part in re.split(r",(?=\w+=|ALL\b|NONE\b)", value):
-            variable, equals, given = part.partition("=")
-            if equals:
-                job.keys[("environment", variable)] = given
-            elif part not in ("ALL", "NONE", "NIL"):
+        job.keys |= {("environment", variable): given for variable, given in exported(value).items()}
+        for part in EXPORTED.split(value):
+            if "=" not in part and part not in ("ALL", "NONE", "NIL"):
                 job.leave(each.line, f"--export={part}", "set its variables in environment")
         if value != "ALL":
             job.leave(each.line, text, "the job starts with a clean environment; see environment", lost=False)

@@ -18,6 +18,7 @@ from slurmddp.job.plan.build import make_plan
 from slurmddp.job.plan.model import Context, Plan
 from slurmddp.launch.prepare import Prepared
 from slurmddp.records.redact import is_secret_name
+from slurmddp.scripts.check.directives import exported
 from slurmddp.scripts.check.launches import launcher_options, programs, srun_options
 from slurmddp.scripts.check.recorded import beside, imagined, place
 from slurmddp.scripts.check.script import parse
@@ -52,7 +53,13 @@ def prove(job: Imported, line: int, runs: Sequence[Evaluated], prepared: Prepare
     script = parse(rendered(plan), job.script.path)
     mine = imagined(script, {}, {})[0]
     theirs = [each for each in runs if len(each.job.hosts) == len(mine.hosts)]  # another has more nodes than asked for
-    jobs = [replace(each.job, tasks_per_node=mine.tasks_per_node, slurm=mine.slurm, folder="") for each in theirs]
+    jobs = [
+        replace(
+            each.job, tasks_per_node=mine.tasks_per_node, slurm=mine.slurm, folder="",
+            variables={name: value for name, value in each.job.variables.items() if name not in _exported(job)},
+        )
+        for each in theirs
+    ]  # fmt: skip
     files = {**beside(job.script), **({job.run_name: job.run_text} if job.run_text else {})}
     try:
         ours = evaluate(script.text, jobs, place(job.script.path), files)
@@ -175,12 +182,17 @@ def _launched(job: Imported, run: Evaluated) -> Iterator[Launched]:
             "standard output": _file(start.streams[1]),
             "standard error": _file(start.streams[2]),
         }  # fmt: skip
-        variables = {key: job.real(value) for key, value in start.added.items()}
+        given = {name: start.environment[name] for name in _exported(job) if name in start.environment}
+        variables = {key: job.real(value) for key, value in {**given, **start.added}.items()}
         if precision := options.get("mixed-precision"):
             variables["ACCELERATE_MIXED_PRECISION"] = precision
         for name, value in facts.items():
             facts[name] = tuple(map(job.real, value)) if isinstance(value, tuple) else job.real(value)
         yield Launched(start, facts, variables)
+
+
+def _exported(job: Imported) -> dict[str, str]:
+    return exported(job.script.option("export"))
 
 
 def _whole(folder: str, path: str) -> str:
