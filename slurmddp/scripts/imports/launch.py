@@ -19,7 +19,7 @@ from slurmddp.scripts.check.rules.text import SECRET
 from slurmddp.scripts.check.shell import Command
 from slurmddp.scripts.check.values import PER_TASK, number, symbol, symbol_name, symbols
 from slurmddp.scripts.imports.imported import Imported
-from slurmddp.scripts.sandbox.evaluate import HOME, SUBMIT, Evaluated
+from slurmddp.scripts.sandbox.evaluate import HOME, SUBMIT, USER, Evaluated
 from slurmddp.visible import one_line
 
 #: How agents meet is slurmddp's own matter, by options and by variables; the names of the latter are the script's own.
@@ -453,7 +453,8 @@ def _setup(job: Imported, launch: Launch, runs: Sequence[Evaluated]) -> list[tup
 
 def _shell_word(word: str) -> str:
     """Return a recorded word for a setup line: the sandbox's folders as what they stand for."""
-    word = word if re.fullmatch(r"[\w@%+=:,./~^-]+", word) else shlex.quote(word)
+    plain = re.fullmatch(r"[\w@%+=:,./~^-]+", word)
+    word = word.replace(USER, "$USER") if plain else shlex.quote(word).replace(USER, "'$USER'")
     if word.strip("'").startswith("/.conda"):
         return f'"$(conda info --base){word.strip(chr(39))[7:]}"'
     return re.sub(rf"^({SUBMIT}|{HOME})(?=/|$)", lambda match: _PLACES[match[1]], word)

@@ -19,6 +19,7 @@ from typing import Any
 _HERE = Path(__file__).parent
 SUBMIT = "/.user/1/2/3/4/submit"  # deep, for scripts that go up from there
 HOME = "/.home"
+USER = "sandboxuser"
 TMPDIR = "/tmp/.user"
 UNKNOWN = "\0unknown"  # the text of a file that holds another number in each job
 USER_ID = 48217  # in the sandbox: not root, so exec drops all capabilities
@@ -230,7 +231,7 @@ def _answers(job: Job, script: str) -> str:
     listed = r"GPU {0}: GPU (UUID: GPU-{0})\n"
     gpus = {"*-L*": listed, "*--list*": listed, "*--query-gpu=index*": r"{0}\n", "*": rf"{job.unknown}\n"}
     answers = [
-        *((f"{name} *", "") for name in ("sleep", "wait", "true", "echo")), ("whoami *", r"sandboxuser\n"),
+        *((f"{name} *", "") for name in ("sleep", "wait", "true", "echo")), ("whoami *", rf"{USER}\n"),
         ("scontrol *show job*", of_job), ("scontrol *getaddrs*", addresses),
         *((f"nvidia-smi {words}", "".join(map(text.format, range(job.gpus)))) for words, text in gpus.items()),
     ]  # fmt: skip
@@ -255,7 +256,7 @@ def _spec(text: str, job: Job, name: str, files: Mapping[str, str], limits: Limi
     }
     nodes, cpus = len(job.hosts), 40 + job.id % 97  # other ones in each job
     environment = {
-        "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "USER": "sandboxuser", "LOGNAME": "sandboxuser",
+        "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "USER": USER, "LOGNAME": USER,
         "SHELL": "/bin/bash",
         "LANG": "C", "TMPDIR": TMPDIR, "HOSTNAME": job.hosts[0], "SLURMD_NODENAME": job.hosts[0],
         "SLURM_JOB_ID": str(job.id), "SLURM_JOBID": str(job.id), "SLURM_JOB_NAME": f"name{job.id}",

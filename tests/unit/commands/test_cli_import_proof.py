@@ -52,6 +52,8 @@ SCRIPTS: list[tuple[str, list[str] | None, dict[str, Any]]] = [
     ("srun python t.py --n $(echo $SLURM_JOB_NODELIST | awk -F'[' '{print NF}')", None, {}),
     ("#SBATCH --export=ALL,FOO=bar\nsrun python t.py $FOO", ["bar"], {"environment": {"FOO": "bar"}}),
     ("srun python t.py '~/y'", ["~/y"], {}),
+    ('mkdir -p /s/$USER "/s/$USER/a b"\nsrun python t.py', [],
+     {"setup": ["mkdir -p /s/$USER '/s/'$USER'/a b'"]}),
     ("export A='~/y'\nsrun python t.py", [], {"setup": ["export A='~/y'"]}),
     ("srun -t 10 python t.py", None, {}),
     ("srun apptainer run prepare.sif\nsrun python t.py", None, {}),
