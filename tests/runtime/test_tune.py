@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +170,17 @@ def test_norms_are_those_of_the_gradients_of_the_same_samples(ranks: Ranks, tmp_
     for found, alone, small, big in ranks(2, _norms, run.root):
         assert found == pytest.approx(alone, rel=1e-4)
         assert (small, big) == (2, 2 * 8 * 2)
+
+
+def _left(joined: Any, root: Path) -> int:
+    session = trainer(joined, root).session
+    one, two = (next(steps.same_again(session, micro, 1)) for micro in (1, 2))
+    assert memory.activations(session, one, two) > 0
+    gc.collect()
+    return sum(isinstance(each, torch.Tensor) and each.grad_fn is not None for each in gc.get_objects())
+
+
+def test_looking_at_activations_leaves_none_of_them(ranks: Ranks, tmp_path: Path) -> None:
+    """They kept the model alive: the next one did not fit beside it."""
+    run = lm(tmp_path / "run", Order())
+    assert ranks(1, _left, run.root) == [0]

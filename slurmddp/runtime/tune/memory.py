@@ -72,19 +72,19 @@ def activations(session: Session, one: Micro, two: Micro) -> int:
 def _kept(session: Session, micro: Micro) -> int:
     parallel, device = session.parallel, session.world.device
     weights = {item.untyped_storage().data_ptr() for item in parallel.module.parameters()}
-    kept: dict[int, int] = {}
+    kept: dict[int, torch.UntypedStorage] = {}  # alive, so that no two share an address
 
-    def note(tensor: torch.Tensor) -> torch.Tensor:
+    def note(tensor: torch.Tensor) -> None:
+        # Nothing goes backward. An output that its own node keeps would never be freed, and the model with it.
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+            kept[storage.data_ptr()] = storage
 
     hooks: Any = torch.autograd.graph.saved_tensors_hooks
     precision = PRECISIONS[session.job.train.precision]
-    with parallel.exchanging(last=False), hooks(note, lambda tensor: tensor), autocast(device, precision):
+    with parallel.exchanging(last=False), hooks(note, lambda _: None), autocast(device, precision):
         session.data.task.loss(parallel.model, to_device(micro.data, device))
-    return sum(kept.values())
+    return sum(storage.nbytes() for storage in kept.values())
 
 
 def _resident(name: str) -> int:
