@@ -66,7 +66,7 @@ def test_ranks_are_asked_to_measure_without_shards_and_only_once(desk: Desk, cli
     assert read_json(run / "tune.json", run) == {"margin": 0.2, "memory": 2 * 2**30}
     asked = read_json(run / "job.json", run)
     assert run.name.startswith("gpt-tune-")  # `last` and `resume` mean runs of the job
-    assert asked["parallel"] == {"replicate": None, "shard": 1} and asked["timeouts"]["hang"] is None
+    assert asked["parallel"] == {"replicate": None, "shard": 1, "tensor": 1} and asked["timeouts"]["hang"] is None
 
 
 def test_json_names_what_was_written(desk: Desk, cli: Cli) -> None:

@@ -125,7 +125,7 @@ def test_the_names_in_contributing_are_in_the_files_that_it_names(name: str, fil
 
 #: The modules that may use private names of a library, and those of Python itself that any module may use.
 _PRIVATE_OF = {"torch_private.py", "agent/accelerate.py"}
-_OF_PYTHON = {"_exit", "_fields", "_replace", "_asdict", "_run_module_as_main", "_current_frames"}
+_OF_PYTHON = {"_exit", "_fields", "_replace", "_asdict", "_run_module_as_main", "_current_frames", "_run_exitfuncs"}
 
 
 def test_private_names_of_torch_and_accelerate_stand_in_one_module_each() -> None:

@@ -40,7 +40,7 @@ def test_build_write_read(tmp_path: Path) -> None:
     assert b"/data/\xff" in run.manifest.read_bytes()
     assert (facts["schema"], facts["run"], facts["name"]) == (1, "gpt-1", "gpt")
     assert (facts["slurmddp"], facts["site"], facts["resumed_from"]) == (version(), "local", ["gpt-0"])
-    assert facts["schemas"] == {"job.json": 4, "events.jsonl": 4, "metrics.jsonl": 2}
+    assert facts["schemas"] == {"job.json": 5, "events.jsonl": 4, "metrics.jsonl": 2}
     assert datetime.fromisoformat(facts["created"]).tzinfo is not None
     assert facts["directory"] == str(Path.cwd())
     assert facts["user"] and facts["host"] and facts["python"]
