@@ -31,9 +31,10 @@ class Order(NamedTuple):
 class Line(NamedTuple):
     """What rank 0 saw after a step of this start; step 0: before the first one. time: unix seconds.
 
-    hash: of the parameters. sample: some of their values. loss: mean of the losses of this step. part: whether other
-    ranks have other parameters (sharded). saved: the file that was saved after this step, each number a #. acted: the
-    order was carried out. Both of these lines have no hash.
+    hash: of the parameters. sample: some of their values. loss: mean of the losses of this step. part: hash of the
+    first value of each parameter, if other ranks have other parts of them (sharded): the same on any number of ranks.
+    saved: the file that was saved after this step, each number a #. acted: the order was carried out. Both of these
+    lines have no hash.
     """
 
     step: int
@@ -41,7 +42,7 @@ class Line(NamedTuple):
     hash: str = ""
     sample: Sequence[float] = ()
     loss: Optional[float] = None
-    part: bool = False
+    part: str = ""
     saved: str = ""
     acted: bool = False
 
@@ -77,9 +78,8 @@ def _line(record: Mapping[str, Any]) -> Line:
     # What is no finite number differs from everything.
     finite = [float("nan") if value is None else value for value in values]
     step, time = whole(record.get("step")) or 0, number(record.get("time")) or 0.0
-    digest, saved = (str(record.get(name, "")) for name in ("hash", "saved"))
-    part, acted = (record.get(name) is True for name in ("part", "acted"))
-    return Line(step, time, digest, finite, number(record.get("loss")), part, saved, acted)
+    digest, part, saved = (str(record.get(name, "")) for name in ("hash", "part", "saved"))
+    return Line(step, time, digest, finite, number(record.get("loss")), part, saved, record.get("acted") is True)
 
 
 def read_verdict(text: str) -> Verdict:

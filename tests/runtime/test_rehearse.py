@@ -56,6 +56,30 @@ if os.path.exists("snapshot.pt"):
     first = saved["epoch"] + 1
 """
 STOPS = "if should_stop(): break"
+SHARDED = {
+    "import torch.distributed as dist": """\
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard""",
+    "torch.nn.Linear(8, 1)": "fully_shard(torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 1)))",
+    "ddp = torch.nn.parallel.DistributedDataParallel(model)": "ddp = model",
+    "LOAD": """\
+saved = sorted(os.path.dirname(path) for path in glob.glob("saved-*/.metadata"))
+if saved:
+    parts = get_state_dict(model, optimizer)
+    dcp.load({"state": parts}, checkpoint_id=saved[-1])
+    set_state_dict(model, optimizer, model_state_dict=parts[0], optim_state_dict=parts[1])
+    first = int(saved[-1].split("-")[1]) + 1
+""",
+    "SAVE": 'dcp.save({"state": get_state_dict(model, optimizer)}, checkpoint_id=f"saved-{epoch:02}")',
+    "STOP": STOPS,
+}
+
+
+def answer(done: subprocess.CompletedProcess[str]) -> tuple[int, dict[str, Any]]:
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
 
 
 def started(folder: Path, *, save: str, load: str = "", stop: str = "") -> subprocess.CompletedProcess[str]:
@@ -84,9 +108,7 @@ def command(folder: Path, script: str, *words: str) -> subprocess.CompletedProce
 
 
 def rehearse(folder: Path, *, save: str = "save(epoch)", load: str = "", stop: str = "") -> tuple[int, dict[str, Any]]:
-    done = started(folder, save=save, load=load, stop=stop)
-    assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout)
+    return answer(started(folder, save=save, load=load, stop=stop))
 
 
 def test_a_script_that_saves_and_resumes_right(tmp_path: Path) -> None:
@@ -104,6 +126,21 @@ def test_a_script_that_saves_and_resumes_right(tmp_path: Path) -> None:
     assert (tmp_path / "snapshot.pt").read_text() == "the user's own"
     (verdict,) = (tmp_path / "state" / "slurmddp" / "rehearsals").iterdir()
     assert json.loads(verdict.read_text())["resumes"] is True
+
+
+@pytest.mark.long
+def test_sharded_parameters_are_known_again_on_fewer_ranks(tmp_path: Path) -> None:
+    text = "import glob\nfrom slurmddp.runtime import should_stop\n" + SCRIPT
+    for old, new in SHARDED.items():
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "train.py").write_text(text)
+    code, told = answer(command(tmp_path, "train.py"))
+    assert code == 0 and told["not_compared"] == [], told
+    kill, stop, half = told["sentences"]
+    assert kill.startswith("Killed after step 11, it resumed at step 8; "), kill
+    assert "are the same" in kill and stop.startswith("Asked to stop after step 11, it saved at step 16 "), told
+    assert half == "Then started on 1 rank, it resumed at step 16."
 
 
 @pytest.mark.long

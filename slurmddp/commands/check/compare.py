@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -28,16 +29,18 @@ class Outcome(NamedTuple):
 
 class Start:
     """What rank 0 saw in one start. states: by steps done. first_saves: steps done at the first save of each name.
-    acted: when it was killed, or asked to stop. over: whether it came to its end.
+    acted: when it was killed, or asked to stop. end: its last step, if it came to its end. not_finite: the first
+    step after which parameters were no finite numbers: those of one step are then like those of any other.
     """
 
     def __init__(self, lines: Sequence[Line]) -> None:
-        self.over = False
+        self.end: int | None = None
         self.states = {line.step: line for line in lines if line.hash}
         self.steps = max(self.states, default=0)
         self.saves = [line.step for line in lines if line.saved]
         self.first_saves = {line.saved: line.step for line in reversed(lines) if line.saved}
         self.acted = next((line.step for line in lines if line.acted), None)
+        self.not_finite = next((step for step, line in self.states.items() if not _finite(line)), None)
 
     @property
     def step_seconds(self) -> float:
@@ -57,11 +60,18 @@ class Start:
 
     def began_at(self, earlier: Start) -> int | None:
         """Return the step of an earlier start whose parameters this one began with; None if there is none."""
-        if 0 not in self.states:
+        if 0 not in self.states or self.not_finite == 0:
             return None
-        same = [step for step, line in earlier.states.items() if line.hash == self.states[0].hash]
+        first = self.states[0]
+        same = [step for step, line in earlier.states.items() if line.hash == first.hash]
+        if first.part and not same:  # on another number of ranks, rank 0 has larger or smaller parts
+            same = [step for step, line in earlier.states.items() if line.part == first.part]
         # A schedule may begin with a rate of 0: what is as good as the beginning is the beginning.
         return 0 if 0 in same else max(same, default=None)
+
+
+def _finite(line: Line) -> bool:
+    return all(map(math.isfinite, line.sample))
 
 
 def difference(one: Line, other: Line) -> float:
@@ -82,13 +92,17 @@ def resumed(undisturbed: Start, killed: Start, again: Start, seen: str) -> Outco
         return Outcome(None, f"{head}it made no step when it was started again.")
     saves = "" if killed.saves else ": it had saved nothing that torch.save or Checkpointer writes"
     began = again.began_at(killed)
-    if began is None and killed.states[0].hash != undisturbed.states[0].hash:
-        why = "the parameters before step 1 differ from start to start: without a seed, it is not known where it began"
-        if seen == "from zero":
-            return Outcome(False, f"{head}it began at step 0 again{saves}.", (why,))
-        return Outcome(None, f"{head}it began with other parameters than those of any step.", (why,))
     if began is None:
-        return Outcome(None, f"{head}it began with parameters that it had after no step: where it resumed is unknown.")
+        text, why = "it began with parameters that it had after no step: where it resumed is unknown.", ""
+        if killed.not_finite is not None:
+            text = "where it began is unknown."
+            why = f"the parameters: after step {killed.not_finite} they are no finite numbers"
+        elif killed.states[0].hash != undisturbed.states[0].hash:
+            text = "it began with other parameters than those of any step."
+            why = "the parameters before step 1 differ from start to start: without a seed, where it began is unknown"
+        if why and seen == "from zero":
+            return Outcome(False, f"{head}it began at step 0 again{saves}.", (why,))
+        return Outcome(None, head + text, (why,) if why else ())
     if began == 0:
         return Outcome(False, f"{head}it began at step 0 again{saves}.")
     text, missing = _same_after(undisturbed, killed, again, began)
@@ -129,9 +143,9 @@ def _same_after(undisturbed: Start, killed: Start, again: Start, began: int) -> 
     return f"{_DIFFERS}: {why}.", tuple(missing)
 
 
-def stopped(start: Start, again: Start | None, *, terminated: bool) -> Outcome:
+def stopped(start: Start, again: Start | None, *, terminated: bool, end: int | None = None) -> Outcome:
     """Say what a start did that was asked to stop. again: the next one, if one was tried. terminated: whether it had to
-    be ended.
+    be ended. end: the step after which it is over without that.
     """
     if start.acted is None:
         return Outcome(None, "It was not asked to stop: it ended before.", ("the request to stop",))
@@ -139,6 +153,8 @@ def stopped(start: Start, again: Start | None, *, terminated: bool) -> Outcome:
     lost = start.steps - max(start.saves, default=0)
     since = "after its last save" if start.saves else "(all: it saved nothing)"
     at_its_end = again is not None and not again.steps and not terminated
+    if not lost and start.saves and start.steps == end:
+        return Outcome(None, f"{head}it went on to step {end}, which is its last, and saved.")
     if not lost and start.saves and at_its_end:
         return Outcome(None, f"{head}it went on to step {start.steps}, saved and exited: perhaps that was its end.")
     if not lost and start.saves:
@@ -159,9 +175,6 @@ def halved(start: Start, again: Start, ranks: int, why: str) -> Outcome:
     head = f"Then started on {ranks} rank{'s' * (ranks > 1)}, "
     if 0 not in again.states:
         return Outcome(None, f"{head}it made no step: {why}.")
-    if again.states[0].part:
-        text = "each rank has a part of the parameters, so those of other numbers of ranks cannot be compared"
-        return Outcome(None, f"{head}it trains; from which step is unknown.", (text,))
     began = again.began_at(start)
     if began is None:
         return Outcome(None, f"{head}it began with parameters that it had after no step.")

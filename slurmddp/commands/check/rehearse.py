@@ -230,15 +230,15 @@ class Rehearsal:
     def run(self) -> Result:
         """Run it undisturbed, with a kill, and with a stop and half the ranks. Raises UserError."""
         undisturbed = self._undisturbed(_BATCHES)
-        if undisturbed.saves_at_end_only and undisturbed.over:
+        if undisturbed.saves_at_end_only and undisturbed.end is not None:
             undisturbed = self._undisturbed(None)
         kill = self._kill(undisturbed)
-        if kill.resumes is False and undisturbed.saves:
+        if kill.resumes is False and not undisturbed.saves_at_end_only:
             kill = self._after_other_saves(undisturbed, kill)
         if kill.differs and self._batches is not None:
             kill = self._confirmed(kill)
         grace = _GRACE + 4 * undisturbed.step_seconds
-        stop, half = self._stop(self._order(STOP, undisturbed), grace, resumes=kill.resumes is not False)
+        stop, half = self._stop(undisturbed, grace, resumes=kill.resumes is not False)
         return Result(kill, stop, half, self._code_hash)
 
     def _undisturbed(self, batches: int | None, *, longer: bool = False) -> Start:
@@ -251,7 +251,7 @@ class Rehearsal:
         code = run.start(lambda starts: (_has_enough(starts) and not longer) or len(starts) > 1, _SAVE)
         starts = run.starts()
         start, self._code_hash = _first(starts), snapshot.code_hash(run.folder.code)
-        start.over = code is not None
+        start.end = None if code is None else start.steps
         failed = bool(code) or len(starts) > 1
         if failed and start.steps and batches is not None:
             opt.say(f"  failed after step {start.steps}: perhaps because of the shorter epochs")
@@ -302,10 +302,10 @@ class Rehearsal:
         seen = newest(run.events(), Restarted)
         return resumed(undisturbed, starts[0], again, seen.how if seen else "")
 
-    def _stop(self, order: Order, grace: float, *, resumes: bool) -> tuple[Outcome, Outcome]:
+    def _stop(self, undisturbed: Start, grace: float, *, resumes: bool) -> tuple[Outcome, Outcome]:
         """Return what it did when it was asked to stop, and then on half the ranks. resumes: whether to try these."""
         opt.say("  asked to stop, then started again on fewer ranks")
-        run = RehearsalRun(self, "stop", order, grace)
+        run = RehearsalRun(self, "stop", self._order(STOP, undisturbed), grace)
         run.start(lambda starts: False, 2 * _SAVE + grace)
         before = run.starts()
         terminated = newest(run.events(), RanksTerminated) is not None
@@ -316,7 +316,8 @@ class Rehearsal:
             run.start(lambda starts: bool(starts) and starts[0].steps >= 2, _SAVE)
             again = _first(run.starts()[len(before) :])
             half = halved(_first(before), again, ranks, run.why())
-        return stopped(_first(before), again if resumes else None, terminated=terminated), half
+        tried = again if resumes else None
+        return stopped(_first(before), tried, terminated=terminated, end=undisturbed.end), half
 
 
 def _caches(plan: Plan) -> list[str]:
@@ -399,11 +400,8 @@ def rehearse(request: Request, *, as_json: bool) -> set[str]:
     good = verdict.resumes is True and not result.kill.differs
     if result.clean:
         shutil.rmtree(rehearsal.root, ignore_errors=True)
-    answer = {"schema": 1, **verdict._asdict(), "not_compared": result.not_compared}
+    folder = str(rehearsal.root) if rehearsal.root.exists() else None
+    answer = {"schema": 1, **verdict._asdict(), "not_compared": result.not_compared, "folder": folder}
     lines = [*verdict.sentences, *(f"not compared: {each}" for each in result.not_compared)]
-    opt.show(
-        as_json,
-        {**answer, "folder": str(rehearsal.root) if rehearsal.root.exists() else None},
-        [one_line(each) for each in lines],
-    )
+    opt.show(as_json, answer, [one_line(each) for each in lines])
     return set() if good else {"error" if verdict.resumes is False else "warning"}

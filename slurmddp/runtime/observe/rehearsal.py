@@ -128,7 +128,7 @@ class _Recorder:
 
 
 def _line(step: int, optimizer: Optimizer, losses: "list[torch.Tensor]") -> Line:
-    digest, part = hashlib.sha256(), False
+    digest, firsts, part = hashlib.sha256(), hashlib.sha256(), False
     sample: list[float] = []
     parameters = [each.detach() for group in optimizer.param_groups for each in group["params"]]
     for parameter in parameters:
@@ -136,8 +136,10 @@ def _line(step: int, optimizer: Optimizer, losses: "list[torch.Tensor]") -> Line
             parameter, part = parameter.to_local(), True
         flat = parameter.reshape(-1)
         values = flat[:: max(1, flat.numel() // _HASHED)].cpu().contiguous()
-        digest.update(ctypes.string_at(values.data_ptr(), values.nbytes))
+        content = ctypes.string_at(values.data_ptr(), values.nbytes)
+        digest.update(content)
+        firsts.update(content[: values.itemsize])
         if len(sample) < _NOTED_IN_ALL:
             sample += values[:: max(1, values.numel() // _NOTED)].double().tolist()
     loss = sum(float(each) for each in losses) / len(losses) if losses else None
-    return Line(step, time.time(), digest.hexdigest()[:16], sample, loss, part)
+    return Line(step, time.time(), digest.hexdigest()[:16], sample, loss, firsts.hexdigest()[:16] if part else "")

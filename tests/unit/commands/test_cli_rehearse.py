@@ -100,6 +100,13 @@ def test_without_a_seed_the_observer_decides_and_it_is_said() -> None:
     )
 
 
+def test_parameters_that_are_no_numbers_do_not_tell_where_it_began() -> None:
+    lost = float("nan")
+    found = resumed(start(1.0, lost, lost), start(1.0, lost, lost, saves=(1,), acted=2), start(lost, lost), "")
+    assert found.resumes is None and found.text.endswith("where it began is unknown."), "all have the same hash"
+    assert found.not_compared == ("the parameters: after step 1 they are no finite numbers",)
+
+
 def test_without_a_seed_a_difference_is_no_rounding() -> None:
     found = resumed(start(9.0, 8.0, 7.0, 6.0, 5.0), KILLED, start(3.0, 4.1, loss=2.0), "")
     assert found.differs and "went on differently: the parameters of step 3 differ by" in found.text
@@ -112,6 +119,8 @@ def test_what_a_start_did_that_was_asked_to_stop() -> None:
         True, "Asked to stop after step 2, it saved at step 3 and exited."
     )
     assert stopped(saved, None, terminated=False).resumes is True
+    its_end = stopped(saved, None, terminated=True, end=3)
+    assert its_end.resumes is None and its_end.text.endswith("it went on to step 3, which is its last, and saved.")
     over = stopped(saved, Start([]), terminated=False)
     assert over.resumes is None and over.text.endswith("saved and exited: perhaps that was its end.")
     lost = stopped(start(1.0, 2.0, 3.0, 4.0, saves=(1,), acted=2), later, terminated=False)
@@ -124,5 +133,6 @@ def test_what_a_start_on_fewer_ranks_did() -> None:
     assert halved(KILLED, start(4.0, 5.0), 2, "").text == "Then started on 2 ranks, it resumed at step 3."
     assert halved(KILLED, start(1.0, 5.0), 1, "").text == "Then started on 1 rank, it began at step 0 again."
     assert halved(KILLED, Start([]), 1, "OOM").text == "Then started on 1 rank, it made no step: OOM."
-    part = Start([Line(0, 0.0, "x", (1.0,), None, True)])
-    assert halved(KILLED, part, 1, "").not_compared
+    parts = Start([Line(step, 0.0, f"half {step}", (1.0,), None, f"firsts {step}") for step in range(4)])
+    whole = Start([Line(0, 0.0, "all", (1.0,), None, "firsts 2")])
+    assert halved(parts, whole, 1, "").text == "Then started on 1 rank, it resumed at step 2."
