@@ -47,7 +47,11 @@ def script_dict(prepared: Prepared) -> dict[str, Any] | None:
     texts = [
         {"where": f"{each.place.file}:{each.place.line}" if each.place else "", "text": each.text, "todo": each.todo}
         for each in sentences(
-            facts, plan.nodes.world or 2, resumes=given["train.resume_args"], copied=plan.job.snapshot
+            facts,
+            plan.nodes.world or 2,
+            resumes=given["train.resume_args"],
+            watched=given["checkpoint.watch"],
+            copied=plan.job.snapshot,
         )
     ]
     proposed = [each._asdict() for each in facts.proposals if not given[each.key]]

@@ -44,9 +44,11 @@ _RANKS = (
 )  # fmt: skip
 
 
-def sentences(facts: Facts, ranks: int, *, resumes: bool = False, copied: bool = True) -> Iterator[Sentence]:
-    """Yield what a job of so many ranks has to expect of the script. resumes: whether train.resume_args is set. copied:
-    whether it runs from a copy.
+def sentences(
+    facts: Facts, ranks: int, *, resumes: bool = False, watched: bool = False, copied: bool = True
+) -> Iterator[Sentence]:
+    """Yield what a job of so many ranks has to expect of the script. resumes, watched: whether train.resume_args and
+    checkpoint.watch are set. copied: whether it runs from a copy.
     """
     for name, answer, text, todo in (*(_RANKS if ranks > 1 else ()), *_ALWAYS):
         fact = facts[name]
@@ -54,6 +56,12 @@ def sentences(facts: Facts, ranks: int, *, resumes: bool = False, copied: bool =
             yield Sentence(fact.places[0] if fact.places else None, text + _seen(fact), todo)
     yield from _of_ranks(facts) if ranks > 1 else ()
     yield from _of_saves(facts, resumes)
+    if resumes and not watched and facts["saves_in_run"].answer is not YES:
+        yield Sentence(
+            None,
+            "gets train.resume_args once a save is in $SLURMDDP_RUN/checkpoints: no other place is looked at",
+            "name where it saves in checkpoint.watch",
+        )
 
 
 def _seen(fact: Fact) -> str:

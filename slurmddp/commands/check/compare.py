@@ -153,11 +153,13 @@ def stopped(start: Start, again: Start | None, *, terminated: bool, end: int | N
     lost = start.steps - max(start.saves, default=0)
     since = "after its last save" if start.saves else "(all: it saved nothing)"
     at_its_end = again is not None and not again.steps and not terminated
+    # A script that goes on may have been ended right after one of its usual saves.
+    usual = terminated and sum(step > start.acted for step in start.saves) > 1
     if not lost and start.saves and start.steps == end:
         return Outcome(None, f"{head}it went on to step {end}, which is its last, and saved.")
     if not lost and start.saves and at_its_end:
         return Outcome(None, f"{head}it went on to step {start.steps}, saved and exited: perhaps that was its end.")
-    if not lost and start.saves:
+    if not lost and start.saves and not usual:
         how = "but did not exit" if terminated else "and exited"
         return Outcome(True, f"{head}it saved at step {start.steps} {how}.")
     if terminated:

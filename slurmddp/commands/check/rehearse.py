@@ -53,7 +53,7 @@ _GRACE = 15.0
 #: Files of the working directory: up to this size, each start gets a copy, else a link; up to so many; and saves, which
 #: it does not get, unless an argument names them.
 _COPIED, _MOST = 2**20, 5000
-_SAVES = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp")
+_SAVES = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp", ".pth.tar")
 
 
 class RehearsalRun:
@@ -181,6 +181,9 @@ class Rehearsal:
         self.variables = {name: os.environ[name] for name in plan.job.environment_from if name in os.environ}
         self.runs: list[OwnRun] = []
         self._writable = _caches(plan)
+        for folder in self._writable:  # what is not there cannot be made writable
+            with contextlib.suppress(OSError):
+                os.makedirs(folder, mode=0o700, exist_ok=True)
         _refuse_without_namespaces(self._protected("probe"))
         self.request = request.adding(*_options({"paths.runs": str(self.root)}))
         self._batches: int | None = _BATCHES
@@ -212,9 +215,12 @@ class Rehearsal:
         return mirrored
 
     def _skip(self, path: Path) -> bool:
-        named = any(path.name in word for word in self.plan.program.args)
+        words = self.plan.program.args
+        named = any(path.name in word for word in words)
+        if path.suffix == ".safetensors":  # of a model's folder, such as --model_name_or_path DIR
+            named |= any(path.parent == Path(self.plan.workdir, word.rpartition("=")[2]) for word in words)
         # A .pth file of an environment says where packages are.
-        save = path.suffix in _SAVES and not named and "site-packages" not in path.parts
+        save = path.name.endswith(_SAVES) and not named and "site-packages" not in path.parts
         if save:
             self._saves.add(path)
         return save or path == Path(self.plan.runs_root) or path.name == ".git" or str(path) in self._left_out

@@ -99,6 +99,13 @@ def test_sentences_of_a_plain_script(folder: Path) -> None:
     assert "request to stop" in texts[0] and "only with --resume" in texts[1]
 
 
+def test_arguments_for_a_resume_need_a_place_that_is_looked_at(folder: Path) -> None:
+    facts = read_program(str(folder / "train.py"))
+    (text,) = [each for each in sentences(facts, 4, resumes=True) if "resume_args" in each.text]
+    assert text.todo == "name where it saves in checkpoint.watch"
+    assert not [each for each in sentences(facts, 4, resumes=True, watched=True) if "resume_args" in each.text]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "fact", "answer"),
     [
