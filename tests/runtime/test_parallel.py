@@ -193,7 +193,10 @@ def test_the_curve_with_replicas_of_shards(ranks: Ranks, replicate: int | None, 
         ({"train__optimizer__fused": False}, 1e-5),
         ({"train__ddp__static_graph": True}, 1e-5),
         ({"train__ddp__bucket_mb": 0.005}, 1e-5),
-        ({"train__ddp__compression": "bf16"}, 5e-3),
+        (
+            {"train__ddp__compression": "bf16"},
+            2e-2,
+        ),  # The rounding grows where the norm does: step 7 has four times it.
         ({"train__precision": "fp16"}, 1e-5),  # The gradient scaler alone: nothing here is autocast.
     ],
     ids=lambda value: next(iter(value)).rsplit("__", 1)[1] if isinstance(value, dict) else "",

@@ -175,7 +175,13 @@ def test_norms_are_those_of_the_gradients_of_the_same_samples(ranks: Ranks, tmp_
 def _left(joined: Any, root: Path) -> int:
     session = trainer(joined, root).session
     one, two = (next(steps.same_again(session, micro, 1)) for micro in (1, 2))
+    before = _results()
     assert memory.activations(session, one, two) > 0
+    return _results() - before
+
+
+def _results() -> int:
+    """How many tensors belong to a graph: also those of tests before, in this process."""
     gc.collect()
     return sum(isinstance(each, torch.Tensor) and each.grad_fn is not None for each in gc.get_objects())
 
