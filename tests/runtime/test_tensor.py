@@ -5,6 +5,7 @@ import math
 import random
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,14 @@ from .saving import load, same
 
 STEPS = 20
 MODEL: dict[str, Any] = {"layers": 2, "heads": 4, "width": 16}
+
+
+@pytest.fixture(autouse=True)
+def _new_processes(ranks: Ranks) -> Iterator[None]:
+    """DTensor remembers a mesh by its ranks, with groups that a test before has left."""
+    ranks.close()
+    yield
+    ranks.close()
 
 
 def lm(root: Path, name: str, data: dict[str, Any], **changes: Any) -> Run:
