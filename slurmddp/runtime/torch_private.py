@@ -10,6 +10,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from types import FrameType
 from typing import Any, BinaryIO, NoReturn
 
 import torch
@@ -168,6 +169,17 @@ def name_methods_by_frame() -> None:
 
     if hasattr(dynamic_rendezvous, "get_method_name"):
         dynamic_rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
+
+
+def makes_optimizer_state() -> bool:
+    """Return whether DCP's get_state_dict calls the optimizer's step, so as to have a state to load into.
+
+    Without the private name, its call is taken for a step.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "_init_optim_state":
+        frame = frame.f_back
+    return frame is not None
 
 
 def see_failures(look: Callable[[Mapping[int, Any]], None]) -> None:

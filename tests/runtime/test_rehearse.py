@@ -67,12 +67,12 @@ from torch.distributed.fsdp import fully_shard""",
     "LOAD": """\
 saved = sorted(os.path.dirname(path) for path in glob.glob("saved-*/.metadata"))
 if saved:
-    parts = get_state_dict(model, optimizer)
-    dcp.load({"state": parts}, checkpoint_id=saved[-1])
-    set_state_dict(model, optimizer, model_state_dict=parts[0], optim_state_dict=parts[1])
+    parts = dict(zip("mo", get_state_dict(model, optimizer)))
+    dcp.load(parts, checkpoint_id=saved[-1])
+    set_state_dict(model, optimizer, model_state_dict=parts["m"], optim_state_dict=parts["o"])
     first = int(saved[-1].split("-")[1]) + 1
 """,
-    "SAVE": 'dcp.save({"state": get_state_dict(model, optimizer)}, checkpoint_id=f"saved-{epoch:02}")',
+    "SAVE": 'dcp.save(dict(zip("mo", get_state_dict(model, optimizer))), checkpoint_id=f"saved-{epoch:02}")',
     "STOP": STOPS,
 }
 

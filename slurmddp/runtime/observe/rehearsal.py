@@ -98,7 +98,7 @@ class _Recorder:
             self._saved = self._step if self._saved is None else self._saved
 
     def _before(self, optimizer: Optimizer, _args: Any, _options: Any) -> None:
-        if self._optimizer is None:
+        if self._optimizer is None and not torch_private.makes_optimizer_state():
             self._optimizer = id(optimizer)
             self._write(_line(0, optimizer, []))
 
