@@ -31,6 +31,7 @@ from slurmddp.launch.problems import refuse_problems
 from slurmddp.launch.submit import make_run_folder
 from slurmddp.launch.workdir import files_before
 from slurmddp.launch.write import run_files
+from slurmddp.records.cause import SIGNAL
 from slurmddp.records.events import Event, newest
 from slurmddp.records.job_events import RanksTerminated
 from slurmddp.records.rank_events import Restarted
@@ -62,6 +63,7 @@ class RehearsalRun:
     def __init__(self, rehearsal: Rehearsal, name: str, order: Order | None, grace: float = _GRACE) -> None:
         """order: None: the script runs as it is. grace: seconds that it has to exit when it is asked to stop."""
         self.rehearsal = rehearsal
+        self.kills = order is not None and order.act == KILL
         workdir = rehearsal.workdir(name)
         changes = {"timeouts.stop": f"{grace:.0f}", "launch.wrap": json.dumps(rehearsal.wrap(name))}
         if workdir is not None:
@@ -129,9 +131,10 @@ class RehearsalRun:
         return read_events(self.folder.events, self.folder.path).records
 
     def why(self) -> str:
-        """Return why the job failed."""
+        """Return why the job failed. The rehearsal's own SIGKILL is no reason."""
         cause = find_cause(self.folder, None)
-        return one_line(cause.line_with_log()) if cause else f"its log is {self.folder.job_log}"
+        told = cause and not (self.kills and cause.kind == SIGNAL)
+        return one_line(cause.line_with_log()) if cause and told else f"its logs are in {self.folder.logs}"
 
 
 class Result(NamedTuple):
