@@ -6,12 +6,11 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from slurmddp.commands import options as opt
-from slurmddp.commands.check.nodes import end_of
+from slurmddp.commands.check.nodes import watched
 from slurmddp.commands.check.rehearse import START_SECONDS, Rehearsal, RehearsalRun, on_this_machine
 from slurmddp.commands.run import run_foreground
 from slurmddp.commands.terminal import exit_on_signals, write_new
@@ -20,14 +19,12 @@ from slurmddp.job.plan.model import Plan
 from slurmddp.job.resolve import Request
 from slurmddp.job.types import mebibytes
 from slurmddp.launch.prepare import Prepared, prepare
-from slurmddp.launch.submit import submit
 from slurmddp.records.metrics import Metrics
 from slurmddp.records.tuning import REQUEST, RESULT, Order, Tuned, read
 from slurmddp.render.documents import job_yaml
 from slurmddp.report import tuning
 from slurmddp.report.tuning import observed
 from slurmddp.run.cause import find_cause
-from slurmddp.run.gate import own
 from slurmddp.run.layout import RunFolder
 from slurmddp.run.metrics import behind
 from slurmddp.shared.files import text_or_empty
@@ -52,24 +49,13 @@ _OF_SCRIPTS = (
 @opt.job_command()
 def tune(
     request: Request,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Job file to write  [default: NAME.tuned.yaml]"),
-    ] = None,
-    share: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE", min=0.01, max=1, help="What one more node has to bring, as a share of the first one"
-        ),
-    ] = 0.5,
-    margin: Annotated[
-        float, typer.Option(metavar="SHARE", min=0, max=0.9, help="Share of the memory that stays free")
-    ] = 0.1,
-    memory: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Memory per rank, such as 8G  [default: the GPU's; of the node's on CPUs]"),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that exist")] = False,
+    output: Path | None = opt.value("FILE", "Job file to write  [default: NAME.tuned.yaml]", "-o", "--output"),
+    share: float = opt.value(
+        "SHARE", "What one more node has to bring, as a share of the first one", default=0.5, min=0.01, max=1
+    ),
+    margin: float = opt.value("SHARE", "Share of the memory that stays free", default=0.1, min=0, max=0.9),
+    memory: str | None = opt.value("SIZE", "Memory per rank, such as 8G  [default: the GPU's; of the node's on CPUs]"),
+    force: bool = opt.flag("--force", "Replace files that exist"),
     as_json: opt.Json = False,
 ) -> None:
     """Measure in minutes how large the batch may be, how many nodes are worth it, and what the limit is.
@@ -185,9 +171,7 @@ def _run(prepared: Prepared, *, quiet: bool) -> tuple[RunFolder, str]:
 
 
 def _submit(prepared: Prepared) -> tuple[RunFolder, str]:
-    folder = own(RunFolder(Path(submit(prepared).run_folder)), to="cancel it")
-    opt.say(f"run     {folder.id} (Ctrl-C cancels it)")
-    state = end_of(folder)
+    folder, state = watched(prepared)
     return folder, "" if state.state == "done" else _why(folder)
 
 

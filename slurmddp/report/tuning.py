@@ -63,7 +63,7 @@ def judge(tuned: Tuned, share: float) -> Verdict:
     unit = "node" if max(point.nodes for point in tuned.points) > 1 else "rank"
     best: dict[int, Point] = {}
     for point in tuned.points:
-        size = point.nodes if unit == "node" else point.ranks
+        size = _size_of(point, unit)
         if size not in best or point.samples_per_second > best[size].samples_per_second:
             best[size] = point
     # All sizes in the same way, where they can be: else a gain is one of another way of sharing the model.
@@ -100,11 +100,20 @@ def observed(rows: Sequence[Metrics], ranks: int) -> Point | None:
     return Point(1, ranks, ranks * steps / seconds, "", parts=parts)
 
 
+def _size_of(point: Point, unit: str) -> int:
+    return point.nodes if unit == "node" else point.ranks
+
+
+def _shard(point: Point) -> int:
+    """Return how many ranks share the model."""
+    return {_DDP: 1, "HSDP": point.ranks // point.nodes}.get(point.parallel, point.ranks)
+
+
 def _by_size(tuned: Tuned, unit: str) -> dict[int, Point]:
     """Return the first measurement of each size, which is DDP if the model fits."""
     found: dict[int, Point] = {}
     for point in tuned.points:
-        found.setdefault(point.nodes if unit == "node" else point.ranks, point)
+        found.setdefault(_size_of(point, unit), point)
     return found
 
 
@@ -121,8 +130,7 @@ def estimate(tuned: Tuned, point: Point) -> tuning.Memory | None:
     kept = tuned.activations.get("on" if point.recompute else "off")
     if kept is None or not tuned.parameters:
         return None
-    inside = 1 if point.parallel == _DDP else point.ranks // max(1, point.nodes) if point.parallel == "HSDP" else None
-    return tuning.memory(tuned.parameters, tuned.state, kept, point.micro, inside or point.ranks)
+    return tuning.memory(tuned.parameters, tuned.state, kept, point.micro, _shard(point))
 
 
 def _options(tuned: Tuned, point: Point, unit: str) -> dict[str, str]:
@@ -133,10 +141,9 @@ def _options(tuned: Tuned, point: Point, unit: str) -> dict[str, str]:
         if tuned.device not in ("cpu", ""):
             options |= {"resources.gpus_per_node": str(per_node)}
     if point.micro:
-        shard = 1 if point.parallel == _DDP else per_node if point.parallel == "HSDP" else point.ranks
         options |= {
             "train.batch.global": str(tuned.batch), "train.batch.micro": str(point.micro),
-            "train.batch.accumulation": "null", "parallel.replicate": "null", "parallel.shard": str(shard),
+            "train.batch.accumulation": "null", "parallel.replicate": "null", "parallel.shard": str(_shard(point)),
             "train.activation_checkpointing": "true" if point.recompute else "false",
         }  # fmt: skip
     return options
@@ -227,7 +234,7 @@ def _tables(tuned: Tuned, verdict: Verdict) -> dict[str, list[tuple[str, ...]]]:
     rows: list[tuple[str, ...]] = [(*head, per_second, "EFFICIENCY", "DATA", "NETWORK", "ALL-REDUCE", "PEAK")]
     first = verdict.scaling[0]
     for point in tuned.points:
-        size = point.nodes if verdict.unit == "node" else point.ranks
+        size = _size_of(point, verdict.unit)
         linear = point.samples_per_second / size / (first.samples_per_second / first.size)
         parts = _parts(point)
         step = sum(parts.values())

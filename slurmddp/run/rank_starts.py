@@ -186,12 +186,12 @@ def pause_notices(events: Iterable[Event]) -> tuple[str, ...]:
 
 def fork_notices(events: Iterable[Event]) -> tuple[str, ...]:
     """Return a text for each reason for which ranks, or agents, were started and not forked, with the nodes."""
-    nodes: dict[str, set[str]] = {}
+    nodes: dict[tuple[str, str], set[str]] = {}
     for event in events:
         if isinstance(event.facts, NotForked | NotWarm):
             what = "fork: no forked ranks" if isinstance(event.facts, NotForked) else "spares_warm: no warm agent"
-            nodes.setdefault(f"recovery.{what} on {{}}: {event.facts.why}", set()).add(event.node or "an unknown node")
-    return tuple(text.replace("{}", ", ".join(sorted(on)), 1) for text, on in nodes.items())
+            nodes.setdefault((what, event.facts.why), set()).add(event.node or "an unknown node")
+    return tuple(f"recovery.{what} on {', '.join(sorted(on))}: {why}" for (what, why), on in nodes.items())
 
 
 def heartbeat_notices(events: Iterable[Event]) -> tuple[str, ...]:

@@ -9,8 +9,7 @@ from typing import NamedTuple
 _CLOSE = 1 / 16
 #: A micro batch that is slower than the fastest one by less than this is as good.
 _AS_FAST = 0.03
-#: Bytes of a parameter, of its gradient, and of an optimizer's state for it: everything is kept in fp32.
-_FLOAT = 4
+#: Numbers that an optimizer keeps for each parameter, in fp32 as the parameters are.
 _STATES = {"adamw": 2, "sgd": 1}
 
 

@@ -54,9 +54,7 @@ def preflight(request: Request, *, as_json: bool) -> set[str]:
 
     prepared = prepare(replace(request, options=[*options(DEFAULTS), *request.options, *options(CHANGES)]))
     opt.show_notes(prepared)
-    folder = own(RunFolder(Path(submit(prepared).run_folder)), to="cancel it")
-    opt.say(f"run     {folder.id} (Ctrl-C cancels it)")
-    state = end_of(folder)
+    folder, state = watched(prepared)
     passed = state.state == "done"
     facts = evidence(folder)
     try:
@@ -80,9 +78,10 @@ def preflight(request: Request, *, as_json: bool) -> set[str]:
     return set() if passed else {"error"}
 
 
-def end_of(folder: OwnRun) -> RunState:
-    """Wait for the end of the run, and say how it is whenever that changes."""
-    said = ""
+def watched(prepared: Prepared) -> tuple[OwnRun, RunState]:
+    """Submit a job, and wait for its end; whatever ends the waiting cancels it. How it is, is said when it changes."""
+    folder, said = own(RunFolder(Path(submit(prepared).run_folder)), to="cancel it"), ""
+    opt.say(f"run     {folder.id} (Ctrl-C cancels it)")
     try:
         while (state := state_now(folder)).going:
             if state.line != said:
@@ -92,7 +91,7 @@ def end_of(folder: OwnRun) -> RunState:
     except BaseException:
         opt.say(cancel_run(folder, now=True).text)
         raise
-    return state
+    return folder, state
 
 
 def unmeasured(plan: Plan, *, passed: bool) -> str:

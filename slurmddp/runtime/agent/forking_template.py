@@ -40,8 +40,6 @@ _LATE = (
 _AMD = "/dev/kfd"
 #: A process that has one of these open must never be forked.
 _DEVICES = ("/dev/nvidia", _AMD, "/dev/dri/")
-#: Slurm and terminals send these to all processes of a step: the template must outlive them.
-HELD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 #: What a script may set before it imports torch: nothing in torch reads these during the import.
 _READ_LATER = ("CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH", "TOKENIZERS_PARALLELISM")
 _READ_LATER_PREFIXES = ("NCCL_", "GLOO_", "WANDB_", "HF_")
@@ -89,7 +87,7 @@ def serve(where: str) -> Loaded:
         agent = socket.socket(fileno=int(where))
         agent.set_inheritable(False)
         why = load()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, warm.SIGNALS)
     lines = agent.makefile("rb")
     _answer(agent, why)
     while True:

@@ -22,7 +22,8 @@ from slurmddp.runtime.agent import forking
 NAME = "SLURMDDP_WARM"
 #: In place of a file descriptor in forking.TEMPLATE.
 PARENT = "warm"
-_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+#: Slurm and terminals send these to all processes of a step.
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 #: Seconds in which the warm process may begin to listen, which is before it imports torch; and between two trials.
 _PATIENCE, _PAUSE = 5.0, 0.05
 
@@ -52,7 +53,7 @@ def be_agent(words: Sequence[str]) -> NoReturn:
     """Have the warm process fork the agent, and end as that ends. Raises NotPossible, with nothing forked."""
     connection = _connect()
     request = json.dumps([[*words], os.getcwd(), dict(os.environ)]).encode() + b"\n"
-    before = {number: signal.signal(number, lambda number, _: _pass_on(connection, number)) for number in _PASSED_ON}
+    before = {number: signal.signal(number, lambda number, _: _pass_on(connection, number)) for number in SIGNALS}
     try:
         socket.send_fds(connection, [b" "], [0, 1, 2])
         connection.sendall(request)

@@ -21,7 +21,7 @@ from typing import BinaryIO, NoReturn
 
 from slurmddp.runtime import begin
 from slurmddp.runtime.agent import forking, warm
-from slurmddp.runtime.agent.forking_template import HELD, load, quiet_fork, show
+from slurmddp.runtime.agent.forking_template import load, quiet_fork, show
 
 #: What may differ between attempts: nothing reads these as torch is imported.
 _OF_ATTEMPT = (
@@ -45,7 +45,7 @@ def serve() -> socket.socket:
     listener.bind(warm.address())
     listener.listen()
     # Slurm signals all processes of the job as it ends: those that train may need time for a last save.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, warm.SIGNALS)
     before = dict(os.environ)
     why = load()
     if not why:

@@ -61,6 +61,11 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.cuda.OutOfMemoryError) or any(text in str(error) for text in _FAILED)
 
 
+def parameters(session: Session) -> int:
+    """Return the bytes of the model's parameters, or of this rank's view of them."""
+    return sum(item.numel() * item.element_size() for item in session.parallel.module.parameters())
+
+
 def activations(session: Session, one: Micro, two: Micro) -> int:
     """Return the bytes that forward keeps for backward per sample. two: a micro batch with one sample more than `one`.
 

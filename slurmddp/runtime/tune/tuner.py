@@ -3,6 +3,8 @@
 import json
 from collections.abc import Mapping
 
+import torch
+
 from slurmddp.records.events import keys_of
 from slurmddp.records.marker import DONE, Marker
 from slurmddp.records.rank_events import Finished
@@ -100,7 +102,7 @@ class Tuner:
 
     def _describe(self, session: Session) -> None:
         chosen = self._job.train.optimizer
-        size = sum(item.numel() * item.element_size() for item in session.parallel.module.parameters())
+        size = memory.parameters(session)
         self._add(parameters=size, state=tuning.state_bytes(size, chosen.name, chosen.momentum))
         loading = steps.resized(session, self._job.batch.total, min(self._job.batch.micro, self._job.batch.total))
         self._add(loader=steps.loader_speed(loading))
@@ -191,7 +193,6 @@ class Tuner:
         meter.reset()
         seconds, parts = steps.timed(session)
         peak = max(world.gather(meter.peak() if world.device.type == "cuda" else 0)) or None
-        size = sum(item.numel() * item.element_size() for item in session.parallel.module.parameters())
         point = Point(
             nodes=count,
             ranks=world.size,
@@ -202,7 +203,7 @@ class Tuner:
             recompute=recompute,
             parts={part: round(value, 6) for part, value in parts.items()},
             peak=peak,
-            all_reduce=steps.all_reduce(world, size),
+            all_reduce=steps.all_reduce(world, memory.parameters(session)),
         )
         self._add(points=(*self._found.points, point))
         self._say(
@@ -251,6 +252,4 @@ def _sizes(nodes: list[str]) -> list[int]:
 
 
 def _device(world: World) -> str:
-    import torch
-
     return torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"

@@ -53,10 +53,11 @@ def prove(job: Imported, line: int, runs: Sequence[Evaluated], prepared: Prepare
     script = parse(rendered(plan), job.script.path)
     mine = imagined(script, {}, {})[0]
     theirs = [each for each in runs if len(each.job.hosts) == len(mine.hosts)]  # another has more nodes than asked for
+    given = _exported(job)
     jobs = [
         replace(
             each.job, tasks_per_node=mine.tasks_per_node, slurm=mine.slurm, folder="",
-            variables={name: value for name, value in each.job.variables.items() if name not in _exported(job)},
+            variables={name: value for name, value in each.job.variables.items() if name not in given},
         )
         for each in theirs
     ]  # fmt: skip
