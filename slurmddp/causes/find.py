@@ -7,7 +7,7 @@ import time
 from typing import BinaryIO, Callable, Dict, Iterator, List, Optional, Sequence
 
 from slurmddp.causes.rules import Rule, RuleSet, rules
-from slurmddp.records.cause import CONSEQUENCE, Cause
+from slurmddp.records.cause import CONSEQUENCE, EXIT, SIGNAL, Cause
 from slurmddp.records.redact import redact
 from slurmddp.records.text import plain_line
 
@@ -46,12 +46,13 @@ def find(
     logs: of the nodes, each NODE.log, in the order in which equally good causes count. One that cannot be read is
     skipped. srun_err: what srun wrote; None where srun's tasks were ended by slurmddp itself. nodes: the node of each
     rank, to find a rank by its local rank. noted: what the ranks reported; only where that may follow from another
-    failure, the logs are read. tasks_are_ranks: launch.mode srun. seconds: after this time, no further log is read.
+    failure, the logs are read. Where a rank of the newest start exited with a code, no signal in a line that may be of
+    an earlier start is a cause. tasks_are_ranks: launch.mode srun. seconds: after this time, no further log is read.
     opener: opens a log, and may refuse one with an OSError.
     """
     if noted is not None and not noted.weak:
         return noted
-    search = _Search(rules(), nodes, tasks_are_ranks, noted is not None)
+    search = _Search(rules(), nodes, tasks_are_ranks, noted.kind if noted else "")
     limit = max(_LEAST, min(_LAST_BYTES, _TOGETHER // max(1, len(logs))))
     end = time.monotonic() + seconds
     for path in (*logs, *([srun_err] if srun_err else [])):
@@ -82,12 +83,15 @@ class _Progress:
 
 
 class _Search:
-    """The best cause so far. better: a cause must be better than a consequence of another failure."""
+    """The best cause so far. noted: the kind of what the ranks reported. The cause must be better than a consequence of
+    another failure, and behind a rank's exit no signal of an earlier start counts.
+    """
 
-    def __init__(self, known: RuleSet, nodes: Sequence[str], tasks_are_ranks: bool, better: bool) -> None:
+    def __init__(self, known: RuleSet, nodes: Sequence[str], tasks_are_ranks: bool, noted: str) -> None:
         self.known = known
         self.cause: Optional[Cause] = None
-        self._order: Optional[int] = known.weak_order if better else None
+        self._order: Optional[int] = known.weak_order if noted == CONSEQUENCE else None
+        self._exited = noted == EXIT
         self._stamp = b""
         self._tasks_are_ranks = tasks_are_ranks
         self._ranks: Dict[str, List[int]] = {}
@@ -97,7 +101,8 @@ class _Search:
     def read(self, path: str, source: str, lines: Iterator[bytes]) -> None:
         """Read the lines of a log."""
         candidates = self.known.candidates[source].search
-        here = [(rule, _Progress()) for rule in self.known.of_lines(source)]
+        known = self.known.of_lines(source)
+        here = [(rule, _Progress()) for rule in known if not (self._exited and rule.newest and rule.kind == SIGNAL)]
         report_end = -1
         for number, whole in enumerate(lines):
             line = whole[:_LINE]

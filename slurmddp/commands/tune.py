@@ -25,6 +25,7 @@ from slurmddp.render.documents import job_yaml
 from slurmddp.report import tuning
 from slurmddp.report.tuning import observed
 from slurmddp.run.cause import find_cause
+from slurmddp.run.evidence import evidence
 from slurmddp.run.layout import RunFolder
 from slurmddp.run.metrics import behind
 from slurmddp.shared.files import text_or_empty
@@ -176,7 +177,7 @@ def _submit(prepared: Prepared) -> tuple[RunFolder, str]:
 
 
 def _why(folder: RunFolder) -> str:
-    cause = find_cause(folder, None)
+    cause = find_cause(folder, evidence(folder).attempt)
     return one_line(cause.line_with_log()) if cause else f"the log is {folder.job_log}"
 
 

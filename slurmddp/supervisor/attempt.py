@@ -126,7 +126,7 @@ class Attempts:
         lost = self.list_nodes() if failed and not (job.ending or stop or marker) else []
         return Facts(
             job.attempt, job.exit_code, job.scheduler.job, marker, stop, job.ending, job.back, job.kept, watch.noted,
-            logged=job.find_cause(watch.noted) if failed and not job.ending else None,
+            logged=job.find_cause(watch.noted or watch.exited) if failed and not job.ending else None,
             abandoned=watch.abandoned, uncounted=watch.uncounted, hopeless=watch.hopeless,
             saved=job.saved() if stop is not None else None,
             chosen=tuple(job.nodes.chosen), silent=silent, lost=tuple(lost),

@@ -31,7 +31,6 @@ from slurmddp.launch.problems import refuse_problems
 from slurmddp.launch.submit import make_run_folder
 from slurmddp.launch.workdir import files_before
 from slurmddp.launch.write import run_files
-from slurmddp.records.cause import SIGNAL
 from slurmddp.records.events import Event, newest
 from slurmddp.records.job_events import RanksTerminated
 from slurmddp.records.rank_events import Restarted
@@ -40,6 +39,7 @@ from slurmddp.run import rehearsed, snapshot
 from slurmddp.run.cause import find_cause
 from slurmddp.run.create import make_folder, write_file
 from slurmddp.run.events import read_events
+from slurmddp.run.evidence import evidence
 from slurmddp.run.gate import OwnRun
 from slurmddp.visible import one_line
 
@@ -131,10 +131,9 @@ class RehearsalRun:
         return read_events(self.folder.events, self.folder.path).records
 
     def why(self) -> str:
-        """Return why the job failed. The rehearsal's own SIGKILL is no reason."""
-        cause = find_cause(self.folder, None)
-        told = cause and not (self.kills and cause.kind == SIGNAL)
-        return one_line(cause.line_with_log()) if cause and told else f"its logs are in {self.folder.logs}"
+        """Return why the job failed."""
+        cause = find_cause(self.folder, evidence(self.folder).attempt)
+        return one_line(cause.line_with_log()) if cause else f"its logs are in {self.folder.logs}"
 
 
 class Result(NamedTuple):

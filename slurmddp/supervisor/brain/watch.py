@@ -49,8 +49,9 @@ class Watch:
     """Over all attempts of a job.
 
     ledger: its part of the brain; what comes of it is to be kept. Public, for the end of an attempt: `noted` (what the
-    ranks of the newest start said of their end), `abandoned` (why the attempt was terminated), `hopeless` (why no
-    further start is of use), `uncounted` (starts that failed and that the ranks have not counted).
+    ranks of the newest start said of their end), `exited` (the exit code of one of them, which says less), `abandoned`
+    (why the attempt was terminated), `hopeless` (why no further start is of use), `uncounted` (starts that failed and
+    that the ranks have not counted).
     """
 
     def __init__(self, settings: Settings, ledger: Ledger, end_time: Optional[float], now: Moment) -> None:
@@ -72,6 +73,7 @@ class Watch:
     def new_attempt(self, now: Moment) -> None:
         """Begin an attempt: its nodes may be checked first."""
         self.noted: Optional[Cause] = None
+        self.exited: Optional[Cause] = None
         self.stranger: Optional[Cause] = None  # what the first agent said that got a message of somebody else
         self.abandoned = ""
         self.hopeless = ""
@@ -111,10 +113,10 @@ class Watch:
         if self._starts > 1 and self._recovering is None:
             self._recovering = self.noted or Cause("unknown", kind=NOT_FOUND)
             if self._recovering.kind in _VAGUE:
-                actions = [FindCause(self.noted)]
+                actions = [FindCause(self.noted or self.exited)]
         self._start_failed, self._agents_waiting, self._stepped, self._errors = False, 0, False, {}
         self._stragglers = Stragglers()
-        self.noted = None
+        self.noted = self.exited = None
         return actions
 
     def cause_is(self, cause: Optional[Cause]) -> None:
@@ -166,12 +168,14 @@ class Watch:
             self.noted = None
 
     def on_rank_exited(self, event: Event, facts: ranks.RankExited, now: Moment) -> None:
-        if (facts.signal or "").startswith("SIG"):
+        if facts.exit_code is None:
             cause = told.killed(facts.rank, event.node or "", facts.signal, event.time)
             if cause is not None:  # else a cleanup, or what the log says more about
                 self._note(cause)
-        elif self._agents_waiting >= self._nodes:
-            self.noted = None  # of a start after the noted one, that died before our program: the logs know why
+            return
+        if self._agents_waiting >= self._nodes:
+            self.noted = self.exited = None  # of a start after that one, which died before our program
+        self.exited = self.exited or told.exited(facts.rank, event.node or "", None, facts.exit_code, event.time)
 
     def on_ranks_stopped(self, event: Event, facts: ranks.RanksStopped, now: Moment) -> None:
         """By the agent of each node; of ranks that are killed, nobody else tells."""

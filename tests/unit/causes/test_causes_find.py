@@ -57,6 +57,15 @@ def test_a_printed_exception_is_no_cause_where_a_signal_killed_a_rank(logs: Judg
     assert logs(node2=retried, srun_err="").text == retried.strip()
 
 
+def test_a_signal_of_an_earlier_start_is_no_cause_where_a_rank_of_the_newest_exited(logs: Judge) -> None:
+    """The script prints what it caught, and exits: no rank of this start was killed."""
+    lines = START.format(-9) + "ValueError: cannot load\n" + START.format(1)
+    exited = events.exited(1, "node2", None, 1)
+    assert logs(None, node2=lines).kind == SIGNAL, "without events, nobody knows which start a line is of"
+    assert logs(exited, node2=lines).text == "ValueError: cannot load"
+    assert logs(exited, ["node2", "node2"], node2=START.format(-9) + START.format(1)).kind == EXIT
+
+
 def test_tasks_that_srun_ended_after_one_that_failed_are_no_cause(logs: Judge) -> None:
     ended = "srun: error: node1: task 0: Exited with exit code 1\nsrun: error: node2: task 1: Killed\n"
     assert logs(node1="ImportError: no x\n", srun_err=ended).text == "ImportError: no x"

@@ -10,11 +10,8 @@ from pathlib import Path
 import pytest
 
 from slurmddp.commands.check.compare import Outcome, Start, halved, resumed, stopped
-from slurmddp.commands.check.rehearse import RehearsalRun
 from slurmddp.records.rehearsal import VERDICT, Line, Verdict, read_verdict
 from slurmddp.run import rehearsed, snapshot
-from slurmddp.run.gate import own
-from slurmddp.run.layout import RunFolder
 from tests.helpers import LM_JOB, Desk, Result
 
 Cli = Callable[..., Result]
@@ -142,13 +139,3 @@ def test_what_a_start_on_fewer_ranks_did() -> None:
     parts = Start([Line(step, 0.0, f"half {step}", (1.0,), None, f"firsts {step}") for step in range(4)])
     whole = Start([Line(0, 0.0, "all", (1.0,), None, "firsts 2")])
     assert halved(parts, whole, 1, "").text == "Then started on 1 rank, it resumed at step 2."
-
-
-@pytest.mark.parametrize(("kills", "named"), [(True, False), (False, True)])
-def test_its_own_kill_is_no_reason_for_a_failure(tmp_path: Path, kills: bool, named: bool) -> None:
-    ended = {"event": "attempt_ended", "attempt": None, "cause": "killed by SIGKILL", "kind": "signal"}
-    (tmp_path / "events.jsonl").write_text(json.dumps({"time": 1.0, "node": "n1", "exit_code": 1, **ended}) + "\n")
-    run = object.__new__(RehearsalRun)
-    run.folder, run.kills = own(RunFolder(tmp_path), to="rehearse"), kills
-    assert ("SIGKILL" in run.why()) is named
-    assert (str(tmp_path / "logs") in run.why()) is kills

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from slurmddp.records import rank_events as ranks
-from slurmddp.records.cause import CONSEQUENCE, Cause
+from slurmddp.records.cause import CONSEQUENCE, EXIT, Cause
 from slurmddp.records.events import Event
 from slurmddp.records.job_events import RanksTerminated
 from slurmddp.supervisor.brain import types as brain
@@ -185,6 +185,22 @@ def test_what_died_before_our_program_is_for_the_logs() -> None:
     assert stage.watch.noted is not None
     stage.see(7, STOPPED, STOPPED, killed(0, None, 1))
     assert stage.watch.noted is None
+
+
+def test_the_newest_start_exited_whatever_signal_ended_the_one_before() -> None:
+    """The logs of both starts are searched with it: a line with a signal may be of the first."""
+    stage = Stage()
+    stage.see(5, STARTED, killed(1, "SIGKILL"))
+    assert stage.watch.exited is None
+    assert stage.see(9, STARTED) == [] and stage.see(10, ranks.FirstStep(1, 1.0))
+    stage.see(12, killed(1, None, 3), killed(0, None, 1))
+    exited = stage.watch.exited
+    assert exited and exited[:4] == ("exited with code 3", 1, "node1", EXIT) and stage.watch.noted is None
+    assert stage.see(20, STARTED) == [brain.FindCause(exited)] and stage.watch.exited is None
+    stage.see(30, STOPPED, STOPPED, killed(0, None, 4))
+    assert stage.watch.exited and stage.watch.exited.text == "exited with code 4"
+    stage.watch.new_attempt(at(50))
+    assert stage.watch.exited is None
 
 
 def test_a_hang_that_nobody_stopped_is_told_once_and_ends_nothing() -> None:
