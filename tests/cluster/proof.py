@@ -113,7 +113,9 @@ SCENARIOS = (
     Scenario("preemption, without warning", faults.preempt, LOW, alert="requeued", alone=True, long=True),
     Scenario("preemption, with warning", faults.preempt, LOW_WARNED, alert="requeued", alone=True, long=True),
     Scenario("node lost, with a spare", faults.lose_node, SPARE, alone=True, long=True),
-    Scenario("network of a node cut, fewer nodes continue", faults.cut_network, FEWER, alone=True, same=False),
+    Scenario(
+        "network of a node cut, fewer nodes continue", faults.cut_network, FEWER, alone=True, same=False, long=True
+    ),
     Scenario("batch host lost", faults.lose_batch_host, SPARE, alert="requeued", alone=True, long=True, timeout=300),
 )  # fmt: skip
 

@@ -63,7 +63,7 @@ def train(
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize(("workers", "skip"), [(0, False), (0, True), (1, False)])
+@pytest.mark.parametrize(("workers", "skip"), [(0, False), (0, True), pytest.param(1, False, marks=pytest.mark.long)])
 def test_losses_with_dropout_are_those_of_the_undisturbed_run(
     ranks: Ranks, tmp_path: Path, workers: int, skip: bool
 ) -> None:
