@@ -39,7 +39,13 @@ _LIMITS = {
 #: keyctl's number, by machine.
 _KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "ppc64le": 271, "s390x": 280}
 _MOST = 6 << 20  # bytes of records
+_FOLDERS = ("usr/bin", "usr/local/bin", "dev", "proc", "tmp", "etc", RECORDS[1:], ".old")
 _LIBRARIES = ("lib", "lib64", "lib32", "usr/lib", "usr/lib64", "usr/lib32")
+_DEVICES = ("dev/null", "dev/zero", "dev/urandom")
+_LINKS = {
+    "bin": "usr/bin", "sbin": "usr/bin", "usr/sbin": "bin", "dev/fd": "/proc/self/fd",
+    "dev/stdin": "/proc/self/fd/0", "dev/stdout": "/proc/self/fd/1", "dev/stderr": "/proc/self/fd/2",
+}  # fmt: skip
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -53,13 +59,14 @@ def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> N
     _call("mount", source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode() or None)
 
 
-def _read_only(source: str, target: str, *, device: bool = False) -> None:
+def _read_only(source: str, target: str) -> None:
     """Mount a file or folder of the host, read-only; the flags that it has already cannot be taken away."""
     _mount(source, target, "", _BIND)
     kept = os.statvfs(target).f_flag & (_RDONLY | _NOSUID | _NODEV | _NOEXEC | 1024 | 2048 | 4096)
     flags = {1024: 1024, 2048: 2048, 4096: 1 << 21}  # noatime, nodiratime, relatime: other numbers than mount's
     times = sum(flags[bit] for bit in flags if kept & bit)
-    mine = _NOSUID | (0 if device else _NODEV)
+    device = stat.S_ISCHR(os.stat(target).st_mode)
+    mine = _NOSUID if device else _NOSUID | _NODEV
     _mount("", target, "", _BIND | _REMOUNT | _RDONLY | (kept & 15) | times | mine)
 
 
@@ -100,25 +107,16 @@ def _root(run: dict[str, Any]) -> None:
     _mount("none", "/", "", _REC | _PRIVATE)
     root = "/tmp"
     _mount("tmpfs", root, "tmpfs", _NOSUID | _NODEV, "size=16m,nr_inodes=4096,mode=755")
-    for name in ("usr/bin", "dev", "proc", "tmp", "etc", RECORDS[1:], ".old"):
+    for name in _FOLDERS:
         os.makedirs(f"{root}/{name}")
-    for name in ("bin", "sbin", "usr/sbin", "usr/local"):
-        os.makedirs(os.path.dirname(f"{root}/{name}"), exist_ok=True)
-        os.symlink(
-            "../usr/bin" if "/" in name else "usr/bin", f"{root}/{name}"
-        ) if name != "usr/local" else os.makedirs(f"{root}/{name}/bin")
+    links = {name: os.readlink(f"/{name}") for name in _LIBRARIES if os.path.islink(f"/{name}")}
+    for name, target in {**_LINKS, **links}.items():
+        os.symlink(target, f"{root}/{name}")
     for name in _LIBRARIES:
-        if os.path.islink(f"/{name}"):
-            os.symlink(os.readlink(f"/{name}"), f"{root}/{name}")
-        elif os.path.isdir(f"/{name}"):
+        if name not in links and os.path.isdir(f"/{name}"):
             os.makedirs(f"{root}/{name}", exist_ok=True)
             _read_only(f"/{name}", f"{root}/{name}")
-    for name in ("null", "zero", "urandom"):
-        _put(f"{root}/dev/{name}", "")
-        _read_only(f"/dev/{name}", f"{root}/dev/{name}", device=True)
-    for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
-        os.symlink(f"/proc/self/fd{target}", f"{root}/dev/{name}")
-    for source, target in run["binds"]:
+    for source, target in [*((f"/{name}", f"/{name}") for name in _DEVICES), *run["binds"]]:
         _put(root + target, "")
         _read_only(source, root + target)
     _mount("proc", f"{root}/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
@@ -163,18 +161,16 @@ def _records() -> dict[str, str]:
     found: dict[str, str] = {}
     left = _MOST
     for name in [*(f"{RECORDS}/{each}" for each in os.listdir(RECORDS)), "/.sandbox/stderr"]:
-        try:
-            number = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:
-            continue
-        try:
-            if stat.S_ISREG(os.fstat(number).st_mode) and left > 0:
-                data = os.read(number, min(left, 1 << 20))
+        with contextlib.suppress(OSError), open(name, "rb", 0, opener=_no_link) as file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode) and left > 0:
+                data = file.read(min(left, 1 << 20))
                 left -= len(data)
                 found[os.path.basename(name)] = data.decode("utf-8", errors="surrogateescape")
-        finally:
-            os.close(number)
     return found
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _init(run: dict[str, Any], out: int) -> NoReturn:
@@ -183,13 +179,10 @@ def _init(run: dict[str, Any], out: int) -> NoReturn:
     _libc.sethostname(run["host"].encode(), len(run["host"]))
     _root(run)
     _libc.prctl(4, 0, 0, 0, 0)  # nobody reads its memory or traces it
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the kernel keeps from process 1 what it has no handler for
     child = os.fork()
     if child == 0:
         try:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-                signal.signal(number, signal.SIG_DFL)
             _start(run)
         finally:
             os._exit(126)
@@ -204,10 +197,8 @@ def _init(run: dict[str, Any], out: int) -> NoReturn:
             code, end = os.waitstatus_to_exitcode(status), min(end, time.monotonic() + 1)
         elif pid == 0:
             time.sleep(0.002)
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     answer = json.dumps({"code": code, "ended": code is not None and code >= 0, "records": _records()}).encode("utf-8")
     while answer:
         answer = answer[os.write(out, answer) :]

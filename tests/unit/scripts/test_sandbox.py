@@ -72,7 +72,7 @@ ATTACKS = {
     "namespaces": "unshare -Ur sh -c 'echo x >@DIR/hit'; nsenter -t 1 -m sh -c 'echo x >@DIR/hit'",
     "links out": "ln /proc/1/exe @DIR/hit; cd -P /..; cd ../../../..; echo x >.@DIR/hit",
     "permissions": "chmod 777 @DIR/secret; chmod -R 000 @DIR",
-    "stopped init": "kill -STOP 1; kill -KILL 1; kill -TERM 1",
+    "stopped init": "for s in INT HUP QUIT TERM STOP KILL; do kill -$s 1; builtin kill -$s 1; done; sleep 0.2",
 }  # fmt: skip
 ENDLESS = {
     "loop": "while :; do :; done",
