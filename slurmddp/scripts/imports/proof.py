@@ -23,7 +23,16 @@ from slurmddp.scripts.check.launches import launcher_options, programs, srun_opt
 from slurmddp.scripts.check.recorded import beside, imagined, place
 from slurmddp.scripts.check.script import parse
 from slurmddp.scripts.imports.imported import Imported
-from slurmddp.scripts.imports.launch import VENV, given_by_others, meets, program_of, sif_options
+from slurmddp.scripts.imports.prepare import VENV
+from slurmddp.scripts.imports.reader import (
+    INTERFACES,
+    container_of,
+    given_by_others,
+    meets,
+    program_of,
+    ranks_of,
+    with_whole_paths,
+)  # fmt: skip
 from slurmddp.scripts.sandbox.evaluate import SUBMIT, Evaluated, Started, Unavailable, evaluate, number
 
 #: What starts the words behind it, and changes nothing of them that the job file does not hold.
@@ -36,6 +45,7 @@ _HARMLESS = {
 }  # fmt: skip
 _BY_CONFIG = "as the config file says"  # which `_ranks` has read
 _OF_PROGRAM = ("program", "arguments", "python", "folder")
+_STREAMS = ("standard input", "standard output", "standard error")
 _NO_FILE = re.compile(r"/dev/null|/\.sandbox|/proc/")
 
 
@@ -157,38 +167,29 @@ def _merged(mine: list[Launched]) -> Launched | None:
 
 def _launched(job: Imported, run: Evaluated) -> Iterator[Launched]:
     for start, kind, arguments in programs(run):
-        program, module, rest = program_of(kind, arguments)
-        options = launcher_options(arguments)[0] if kind != "python" else {}
-        folder, container, binds, more = _container(run, start)
-        path = start.words[0]
-        name = path.rpartition("/")[2]
+        options, end, _ = launcher_options(arguments) if kind != "python" else ({}, 0, ())
+        program = program_of(options, arguments[end:])
+        facts: dict[str, Any] = _container(run, start)
+        folder, path = facts["folder"], start.words[0]
         python = os.path.dirname(_whole(start.folder, path)) if "/" in path else ""
-        facts: dict[str, Any] = {
-            "folder": folder,
-            "program": program if module else _whole(folder, program),
-            "arguments": tuple(rest),
-            "python": python or (name if re.fullmatch(r"python\d\.\d+", name) else "python of PATH"),
-            "container": container,
-            "binds": binds,
-            "options of the container": more,
-            "options of the launcher": tuple(
-                sorted(
-                    f"--{name}={_whole(folder, value) if name == 'config-file' else value}"
-                    for name, value in options.items() if not meets(name)
-                )
+        facts |= {
+            "program": program.word if program.module else _whole(folder, program.word),
+            "arguments": program.arguments,
+            "python": python or (start.name if re.fullmatch(r"python\d\.\d+", start.name) else "python of PATH"),
+            "options of the launcher": sorted(
+                f"--{name}={_whole(folder, value) if name == 'config-file' else value}"
+                for name, value in options.items() if not meets(name)
             ),
             "ranks per node": _ranks(run, start, kind, options),
             "how ranks start": "srun" if kind == "python" and start.step else "torchrun",
-            "standard input": _file(start.streams[0]),
-            "standard output": _file(start.streams[1]),
-            "standard error": _file(start.streams[2]),
+            **dict(zip(_STREAMS, map(_file, start.streams), strict=True)),
         }  # fmt: skip
         given = {name: start.environment[name] for name in _exported(job) if name in start.environment}
         variables = {key: job.real(value) for key, value in {**given, **start.added}.items()}
         if precision := options.get("mixed-precision"):
             variables["ACCELERATE_MIXED_PRECISION"] = precision
         for name, value in facts.items():
-            facts[name] = tuple(map(job.real, value)) if isinstance(value, tuple) else job.real(value)
+            facts[name] = job.real(value) if isinstance(value, str) else tuple(map(job.real, value))
         yield Launched(start, facts, variables)
 
 
@@ -205,22 +206,15 @@ def _file(stream: str) -> str:
 
 
 def _ranks(run: Evaluated, start: Started, kind: str, options: Mapping[str, str]) -> str:
-    nodes = number(start.task.get("SLURM_STEP_NUM_NODES", "")) or 1
-    total_tasks = number(start.task.get("SLURM_NTASKS", "")) or 1
-    tasks = max(1, total_tasks // nodes)
-    if kind == "python" and tasks * nodes != total_tasks:
-        return f"{total_tasks} on {nodes} nodes"
+    nodes, tasks = (number(start.task.get(name, "")) or 1 for name in ("SLURM_STEP_NUM_NODES", "SLURM_NTASKS"))
     if kind == "python":
-        return str(tasks)
+        return str(tasks // nodes) if tasks % nodes == 0 else f"{tasks} on {nodes} nodes"
     if "config-file" in options and "num-processes" not in options:
         return _BY_CONFIG
-    count: str | int | None = options.get("nproc-per-node", start.environment.get("PET_NPROC_PER_NODE", "1"))
-    if kind != "torchrun":
-        total, machines = number(options.get("num-processes", "")), number(options.get("num-machines", "1"))
-        count = total // machines if total and machines else None
-    if count in ("gpu", "auto"):
-        count = run.job.gpus
-    return f"{count}" + (f" in each of {tasks} launchers" if tasks > 1 else "")
+    given = {"nproc-per-node": start.environment.get("PET_NPROC_PER_NODE", "1"), **options}
+    count = ranks_of(kind, given.get)
+    count = str(run.job.gpus) if count in ("gpu", "auto") else count
+    return f"{count}" + (f" in each of {tasks // nodes} launchers" if tasks // nodes > 1 else "")
 
 
 def _spread(run: Evaluated, launched: Iterable[Launched]) -> dict[str, str]:
@@ -232,39 +226,32 @@ def _spread(run: Evaluated, launched: Iterable[Launched]) -> dict[str, str]:
     return {"nodes": str(max(most, len(hosts))), "starts of each task": str(max(times.values()))}
 
 
-def _container(run: Evaluated, start: Started) -> tuple[str, str, tuple[str, ...], tuple[str, ...]]:
-    """(folder of the program, container, binds, other options)."""
-    same = [each for each in run.started if (each.step, each.procid) == (start.step, start.procid)]
-    around = [each for each in same if each.name in SIF_PROGRAMS and each.order < start.order and start.contained]
-    if around:
-        outer = around[-1]
-        given = sif_options(outer.words[2:])
-        more = sorted(f"{name}={value}" if value else name for name, value in given.more)
-        kind = f"{outer.name} {outer.words[1]} {_whole(outer.folder, given.image)}"
-        # A shell in the container may have gone elsewhere.
-        inside = outer.folder if given.folder is None else given.folder
-        folder = start.folder if start.folder != outer.folder else _whole(outer.folder, inside)
-        return folder, kind, _specs(outer.folder, given.binds), tuple(more)
-    step = next((each for each in run.started if each.order == start.step and start.step), None)
-    words = dict(srun_options(list(step.words[1:]))[0]) if step else {}
-    if step is None or "container-image" not in words:
-        return start.folder, "none", (), ()
-    own = {name: value for name, value in words.items() if name.startswith("container-")}
-    image, mounts = own.pop("container-image"), own.pop("container-mounts", "")
-    folder = own.pop("container-workdir", "that of the image")
-    folder = start.folder if start.folder != step.folder else folder
-    more = sorted(f"--{name}={value}".removesuffix("=") for name, value in own.items())
-    image = image if "://" in image or not re.match(r"[./$~]", image) else _whole(step.folder, image)
-    return folder, f"pyxis {image}", _specs(step.folder, mounts.split(",")), tuple(more)
+def _container(run: Evaluated, start: Started) -> dict[str, Any]:
+    """Return the facts of a launch that its container decides, the folder among them."""
+    task = [each for each in run.started if (each.step, each.procid) == (start.step, start.procid)]
+    around = [each for each in task if each.name in SIF_PROGRAMS and each.order < start.order and start.contained]
+    step = next((each for each in run.started if each.order == start.step and start.step), start)
+    outer = around[-1] if around else step
+    found = container_of(outer.words, {} if around else dict(srun_options(list(step.words[1:]))[0]))
+    folder, image = start.folder, found.image
+    if found.runtime != "none" and folder == outer.folder:  # else a shell in the container may have gone elsewhere
+        default = "that of the image" if found.runtime == "pyxis" else folder
+        folder = default if found.folder is None else _whole(folder, found.folder)
+    if "://" not in image and (found.runtime != "pyxis" or re.match(r"[./$~]", image)):
+        image = _whole(outer.folder, image)
+    kind = " ".join(filter(None, [found.runtime, found.command, image]))
+    return {
+        "folder": folder,
+        "container": "none" if found.runtime == "none" else kind,
+        "binds": sorted({_spec(outer.folder, bind) for bind in found.binds}),
+        "options of the container": sorted(found.more),
+    }
 
 
-def _specs(folder: str, binds: Iterable[str]) -> tuple[str, ...]:
-    found = set()
-    for bind in filter(None, binds):
-        source, destination, mode = [*bind.split(":"), "", ""][:3]
-        source = _whole(folder, source)
-        found.add(f"{source}:{destination or source}:{mode or 'rw'}")
-    return tuple(sorted(found))
+def _spec(folder: str, bind: str) -> str:
+    source, destination, mode = [*bind.split(":"), "", ""][:3]
+    source = _whole(folder, source)
+    return f"{source}:{destination or source}:{mode or 'rw'}"
 
 
 def _variables(job: Imported, their: Launched, mine: Sequence[Launched], plan: Plan) -> None:
@@ -273,7 +260,7 @@ def _variables(job: Imported, their: Launched, mine: Sequence[Launched], plan: P
     for name in sorted((their.variables.keys() | asked.keys()) - job.named - secret):
         found, all_told = their.variables.get(name), {each.variables.get(name) for each in mine}
         told = next((each for each in all_told if each != found), found)
-        interface = name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") and plan.job.network.interface == found
+        interface = name in INTERFACES and plan.job.network.interface == found
         if found == told or interface or given_by_others(name) or (found is None and name in job.site_variables()):
             continue
         shown = "..." if is_secret_name(name) else found
@@ -292,10 +279,7 @@ def _others(job: Imported, theirs: Evaluated, ours: Evaluated, main: Sequence[St
         prints = prints or each.words[1:2] in (("-c",), ("--version",), ("-V",))
         around = each.name in _TRANSPARENT
         if each.name in SIF_PROGRAMS:  # with a program behind the image
-            around = (
-                each.words[1:2] in (("exec",), ("run",), ("shell",))
-                and sif_options(each.words[2:]).image != each.words[-1]
-            )
+            around = container_of(each.words, {}).image not in ("", each.words[-1])
         around |= each.words[:2] == ("uv", "run") and each.words[2][:1] != "-" and VENV in job.keys.get(("setup",), [])
         if any(each is one for one in main) or around or _words(job, each) in known or each.line in job.lines:
             continue
@@ -308,7 +292,4 @@ def _others(job: Imported, theirs: Evaluated, ours: Evaluated, main: Sequence[St
 
 
 def _words(job: Imported, start: Started) -> tuple[str, ...]:
-    """Return the words of a command; files of those that setup has, as whole paths."""
-    files = start.name in ("mkdir", "source", ".")
-    words = (_whole(start.folder, word) if files and not word.startswith("-") else word for word in start.words[1:])
-    return (start.name, *map(job.real, words))
+    return (start.name, *map(job.real, with_whole_paths(start)[1:]))

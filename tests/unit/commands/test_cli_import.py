@@ -334,7 +334,7 @@ def test_a_launch_that_can_be_read_renders(cli: Cli, desk: Desk) -> None:
         ("accelerate launch --mixed_precision=$P train.py", "--mixed-precision=...  ->  option of accelerate"),
         (
             "accelerate launch --mixed_precision=bf16 --config_file=a.yaml train.py",
-            "--mixed_precision=bf16  ->  set mi",
+            "--mixed-precision=bf16  ->  set mi",
         ),
         ("accelerate launch --config_file=$SLURM_TMPDIR/a.yaml train.py", "--config-file=.../a.yaml  ->  option of"),
         ("srun --export=ALL,A=$A torchrun train.py", "A=...  ->  known only when the job runs"),
