@@ -12,19 +12,6 @@ from slurmddp.scripts.check.recorded import record
 from slurmddp.scripts.check.script import Script
 from slurmddp.scripts.sandbox.evaluate import Evaluated, Started
 
-_MEETING = r"--(rdzv-\w+|master-\w+|main-process-\w+)|(MASTER_ADDR|MASTER_PORT|HEAD_NODE|FIRST_NODE)"
-_NODES = r"tasks|--(nnodes|num-machines|num-processes)"
-#: By rule: the facts of a launch that its correction means to change. Hosts and ports of a rendezvous are told apart
-#: from other words by what they hold.
-_MEANT = {
-    "one-node-only": "tasks", "launcher-per-task": "tasks", "nnodes": _NODES, "standalone": "--standalone",
-    "ntasks-wins": "tasks", "empty-variable": f"{_NODES}|--nproc-per-node|WORLD_SIZE", "idle-gpus": "--nproc-per-node",
-    **dict.fromkeys(("local-rendezvous", "rendezvous-address", "fixed-host", "hostname-ip"), _MEETING),
-    "fixed-port": r"--(standalone|master-port|main-process-port)", "random-per-node": _MEETING,
-    "node-rank": "--(node|machine)-rank", "rank-in-batch-shell": r"(LOCAL_)?RANK|argument -\S*(?i:rank)\S*",
-    "world-size": "WORLD_SIZE", "lightning-devices": r"argument (--)?trainer\.(devices|num_nodes)",
-    "loopback-interface": r"\w+_SOCKET_IFNAME", "export-without-all": r"\w+",
-}  # fmt: skip
 _SAME_FOR_ALL = re.compile(
     r"--(rdzv-.*|master-.*|main-process-.*|nnodes|num-machines)|MASTER_ADDR|MASTER_PORT|WORLD_SIZE"
 )
@@ -32,14 +19,15 @@ _OF_HEAD = re.compile("MASTER_ADDR|HEAD_NODE|FIRST_NODE|M")
 _OF_TASK = re.compile(r"(SLURM|SANDBOX|CUDA_VISIBLE)\w*|HOSTNAME|GPU_DEVICE_ORDINAL")
 
 
-def changed(before: Script, after: Script, finding: Finding) -> set[str] | None:
+def changed(before: Script, after: Script, finding: Finding, meant: str) -> set[str] | None:
     """Return which facts of the launches a correction changes without meaning to; None, if bash cannot evaluate them.
-    A fact is an option of the launcher, a variable, an argument, or where and how often it starts."""
+    A fact is an option of the launcher, a variable, an argument, or where and how often it starts; meant: a pattern of
+    those that it means to change."""
     runs = [{(each.job.role, each.job.hosts): each for each in record(one) or ()} for one in (before, after)]
     places = [place for place in runs[0] if place in runs[1] and place[0] != "shown"]
     wrong, launched = set[str](), False
     for place in places:
-        old, new = (_launches(each[place], finding) for each in runs)
+        old, new = (_launches(each[place], finding, meant) for each in runs)
         launched |= bool(old)
         for one, other in ((old - new, new - old), (new - old, old - new)):
             for facts in one:
@@ -48,10 +36,9 @@ def changed(before: Script, after: Script, finding: Finding) -> set[str] | None:
     return wrong if launched else None
 
 
-def _launches(run: Evaluated, finding: Finding) -> set[frozenset[tuple[str, str]]]:
+def _launches(run: Evaluated, finding: Finding, meant: str) -> set[frozenset[tuple[str, str]]]:
     """Return the facts of each task that starts a launcher, but those that a correction means to change. A host is like
     another one for corrections of launches, and a port that the finding names like the one that replaces it."""
-    meant = _MEANT.get(finding.rule.id, "")
     if finding.rule.id == "not-exported" or "is not exported" in finding.message:
         meant = "|".join(filter(None, [meant, re.escape(finding.message.split()[0])]))
     ports = {str(10000 + run.job.id % 20000), *re.findall(r"(?<!\d)\d{4,5}(?!\d)", finding.message)}

@@ -8,8 +8,8 @@ import pytest
 
 from slurmddp.commands.check.script import fix_lines
 from slurmddp.scripts.check import fix
-from slurmddp.scripts.check.finding import RULES, Finding, check_script
-from slurmddp.scripts.check.fix import FIXES, Draft, fix_script
+from slurmddp.scripts.check.finding import RULES, Finding
+from slurmddp.scripts.check.fix import CHANGES, FIXES, Draft, fix_script
 from slurmddp.scripts.check.same import changed, disagreement
 from slurmddp.scripts.check.script import parse
 from tests.unit.scripts import needs_namespaces
@@ -42,10 +42,10 @@ SEVERAL = "srun torchrun --nnodes=1 x.py"
     ],
 )  # fmt: skip
 def test_what_a_correction_changes_without_meaning_to(rule: str, before: str, after: str, wrong: set[str]) -> None:
-    check_script(parse("#!/bin/bash\n"))  # registers the rules
+    fix_script(parse("#!/bin/bash\n"))  # registers rules and fixes
     kind = next(each for each in RULES if each.id == rule)
     found = Finding("", 1, kind, "error", "port 29500 is the same in each job")
-    assert changed(parse(f"{HEAD}{before}\n"), parse(f"{HEAD}{after}\n"), found) == wrong
+    assert changed(parse(f"{HEAD}{before}\n"), parse(f"{HEAD}{after}\n"), found, CHANGES[rule] or "") == wrong
 
 
 def test_the_tasks_of_a_step_meet_at_one_place() -> None:

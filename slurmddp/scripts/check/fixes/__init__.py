@@ -2,8 +2,7 @@
 
 from slurmddp.scripts.check.fixes import text  # isort: skip
 from slurmddp.scripts.check.fixes import slurm  # isort: skip
-from slurmddp.scripts.check.fixes import launchers  # isort: skip
+from slurmddp.scripts.check.fixes import launches  # isort: skip
 from slurmddp.scripts.check.fixes import rendezvous  # isort: skip
-from slurmddp.scripts.check.fixes import ranks  # isort: skip
 
-__all__ = ["launchers", "ranks", "rendezvous", "slurm", "text"]
+__all__ = ["launches", "rendezvous", "slurm", "text"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from slurmddp.scripts.check.fix import Draft
+from slurmddp.scripts.check.finding import Finding
+from slurmddp.scripts.check.fix import Draft, fixes
 from slurmddp.scripts.check.launches import Launch
 from slurmddp.scripts.check.rules.common import launches
 from slurmddp.scripts.check.values import symbol
@@ -21,122 +22,122 @@ _LAUNCHERS = {
     "torchrun": r"(?<![\w./-])(?:python[\d.]*(?: -u)? -m torch\.distributed\.(?:run|launch)|[\w./-]*torchrun)(?=\s|$)",
     "accelerate": r"(?<![\w./-])(?:[\w./-]*accelerate launch|[\w./-]*accelerate-launch)(?=\s|$)",
 }
+Place = tuple[int, re.Match[str]]
+_Fix = Callable[[Draft, Finding, Launch], Iterator[Draft]]
 
 
-def with_line(draft: Draft, line: int, *kinds: str) -> list[Launch]:
-    """Return the launches of a line; all of them, if none starts there (the finding then names another line)."""
-    found = list(launches(draft.script, *kinds))
-    return [each for each in found if each.line == line] or found
+def launch_fixes(*rules: str, kinds: tuple[str, ...] = (), changes: str = "") -> Callable[[_Fix], _Fix]:
+    """Register a function as the fix of these rules for each launch of a finding's line; of all lines, if none starts
+    there (the finding then names another line)."""
+
+    def register(function: _Fix) -> _Fix:
+        @fixes(*rules, changes=changes)
+        def each_launch(draft: Draft, finding: Finding) -> Iterator[Draft]:
+            found = list(launches(draft.script, *kinds))
+            for launch in [each for each in found if each.line == finding.line] or found:
+                yield from function(draft, finding, launch)
+
+        return function
+
+    return register
 
 
 def code_lines(draft: Draft, launch: Launch) -> list[int]:
     """Return the lines that may hold what a launch is given: its own first, then the others above it, nearest first."""
-    own = sorted(set(launch.command.lines)) or [launch.line]
-    end = own[-1]
+    own = [*launch.command.lines, launch.line]
+    end = max(own)
     while draft.line(end).endswith("\\"):
         end += 1
-    own = list(range(min(own[0], launch.line), end + 1))
-    others = [at for at in reversed(range(1, own[0])) if draft.line(at).lstrip()[:1] not in ("", "#")]
-    return [*own, *others]
+    first = min(launch.command.lines, default=launch.line)
+    others = [at for at in reversed(range(1, first)) if draft.line(at).lstrip()[:1] not in ("", "#")]
+    return [*range(min(own), end + 1), *others]
 
 
-def option(draft: Draft, launch: Launch, *names: str) -> Iterator[tuple[int, re.Match[str]]]:
-    """Yield where an option of a launcher is written; group 1 is its name with the sign behind it, group 2 the value.
-    names: with hyphens."""
-    spelled = "|".join(name.replace("-", "[-_]") for name in names)
-    pattern = re.compile(rf"(?<![\w-])(--?(?:{spelled})(?:=|\s+))({VALUE})")
+def places(draft: Draft, launch: Launch, pattern: str) -> Iterator[Place]:
+    """Yield where a pattern is in the lines of a launch."""
     for line in code_lines(draft, launch):
-        if match := pattern.search(draft.line(line)):
+        if match := re.search(pattern, draft.line(line)):
             yield line, match
 
 
-def set_option(draft: Draft, launch: Launch, value: str, *names: str) -> Iterator[Draft]:
+def option(draft: Draft, launch: Launch, *names: str) -> Iterator[Place]:
+    """Yield where an option of a launcher is written; group 1 is its name with the sign behind it, group 2 the value.
+    names: with hyphens."""
+    spelled = "|".join(name.replace("-", "[-_]") for name in names)
+    return places(draft, launch, rf"(?<![\w-])(--?(?:{spelled})(?:=|\s+))({VALUE})")
+
+
+def replaced(draft: Draft, launch: Launch, value: str, *names: str) -> Iterator[Draft]:
+    """Yield drafts that give an option another value where it is written."""
+    return (cut(draft, place, value) for place in option(draft, launch, *names))
+
+
+def set_option(draft: Draft, launch: Launch, value: str, name: str) -> Iterator[Draft]:
     """Yield drafts that give an option another value, or the option itself behind the launcher."""
-    for line, match in option(draft, launch, *names):
-        yield cut(draft, line, match, 2, value)
-    if not any(name in launch.options for name in names):
-        name = names[0] if launch.kind == "torchrun" and names[0] == "standalone" else names[0].replace("-", "_")
-        yield from behind_launcher(draft, launch, f" --{name}={value}")
+    yield from replaced(draft, launch, value, name)
+    if name not in launch.options:
+        yield from behind_launcher(draft, launch, f" --{name.replace('-', '_')}={value}")
 
 
-def cut(draft: Draft, line: int, match: re.Match[str], group: int, new: str) -> Draft:
-    """Replace a group of a match; quotes around the old value go around the new one."""
-    text, old = draft.line(line), match[group]
-    if old[:1] == '"' and old[-1:] == '"' and len(old) > 1 and '"' not in new:
-        new = f'"{new}"'
-    return draft.put(line, text[: match.start(group)] + new + text[match.end(group) :])
+def cut(draft: Draft, place: Place, new: str) -> Draft:
+    """Replace the second group of a match, a value; quotes around the old one go around the new one."""
+    line, match = place
+    quoted = re.fullmatch(r'".*"', match[2]) and '"' not in new
+    return draft.splice(line, *match.span(2), f'"{new}"' if quoted else new)
 
 
-def without(draft: Draft, line: int, match: re.Match[str]) -> Draft:
+def without(draft: Draft, place: Place) -> Draft:
     """Remove what a match covers; a continuation on which nothing else stands goes with it."""
-    before, after = draft.line(line)[: match.start()].rstrip(), draft.line(line)[match.end() :].lstrip(" ")
+    line, match = place
+    before, after = match.string[: match.start()].rstrip(), match.string[match.end() :].lstrip(" ")
     if not before and after == "\\":
         return draft.remove(line)
-    space = " " if before and after else ""
-    return draft.put(line, (before or draft.line(line)[: match.start()]) + space + after)
+    return draft.put(line, (before or match.string[: match.start()]) + " " * bool(before and after) + after)
+
+
+def launcher(draft: Draft, launch: Launch) -> Iterator[Place]:
+    """Yield where the name of the launcher is written."""
+    return places(draft, launch, _LAUNCHERS.get(launch.kind, "(?!)"))
 
 
 def behind_launcher(draft: Draft, launch: Launch, words: str) -> Iterator[Draft]:
     """Yield drafts with further options behind the name of the launcher."""
     for line, match in launcher(draft, launch):
-        text = draft.line(line)
-        yield draft.put(line, text[: match.end()] + words + text[match.end() :])
+        yield draft.splice(line, match.end(), match.end(), words)
 
 
-def launcher(draft: Draft, launch: Launch) -> Iterator[tuple[int, re.Match[str]]]:
-    """Yield where the name of the launcher is written."""
-    pattern = _LAUNCHERS.get(launch.kind)
-    for line in code_lines(draft, launch) if pattern else ():
-        if match := re.search(pattern or "", draft.line(line)):
-            yield line, match
-
-
-def srun(draft: Draft, launch: Launch) -> tuple[int, re.Match[str]] | None:
-    """Return where the srun of a launch is written."""
-    line = launch.step.line if launch.step else 0
-    match = re.search(r"(?<![\w./-])srun(?=\s|$)", draft.line(line))
-    return (line, match) if match else None
-
-
-def assignments(draft: Draft, launch: Launch, name: str = r"[A-Za-z_]\w*") -> Iterator[tuple[int, re.Match[str]]]:
+def assignments(draft: Draft, launch: Launch, name: str = r"[A-Za-z_]\w*") -> Iterator[Place]:
     """Yield the assignments above a launch, the nearest first; group 1 is the name, group 2 the value."""
     pattern = re.compile(rf"(?<![\w$-])({name})=({VALUE})(?=[\s;]|$)")
-    for line in code_lines(draft, launch):
-        text = draft.line(line)
-        if re.match(r"\s*(?:export\s|declare\s|[A-Za-z_]\w*=)", text):
-            for match in pattern.finditer(text):
-                yield line, match
+    for line, declared in places(draft, launch, r"^\s*(?:export\s|declare\s|[A-Za-z_]\w*=)"):
+        yield from ((line, match) for match in pattern.finditer(declared.string))
 
 
 def set_world_size(draft: Draft, launch: Launch) -> Iterator[Draft]:
     """Yield drafts in which WORLD_SIZE is the number of tasks that srun starts."""
     step = launch.step.resources if launch.step else None
-    for line, match in assignments(draft, launch, "WORLD_SIZE"):
+    for place in assignments(draft, launch, "WORLD_SIZE") if step else ():
         if step and step.tasks and step.tasks == draft.script.job.tasks:
-            yield cut(draft, line, match, 2, "$SLURM_NTASKS")
+            yield cut(draft, place, "$SLURM_NTASKS")
         elif step and step.tasks_per_node:
-            yield cut(draft, line, match, 2, f"$((SLURM_NNODES * {step.tasks_per_node}))")
+            yield cut(draft, place, f"$((SLURM_NNODES * {step.tasks_per_node}))")
 
 
-def top(draft: Draft) -> int:
-    """Return the line before which settings are added: the first one below the #SBATCH lines."""
+def below_directives(draft: Draft) -> int:
+    """Return the line before which settings are added: the first one below the #SBATCH lines that sbatch reads."""
     late = set(draft.script.late)
     return max((each.line for each in draft.script.directives if each.line not in late), default=1) + 1
 
 
-def set_at_top(draft: Draft, text: str) -> Draft:
-    """Add a line below the #SBATCH lines."""
-    at = top(draft)
-    return draft.insert(at, *([""] if draft.line(at - 1).startswith("#") else []), text)
-
-
-def head_variable(draft: Draft, launch: Launch) -> tuple[Draft, str]:
-    """(draft in which a variable holds the first node's name, that variable's name)."""
+def head_variable(draft: Draft, launch: Launch) -> tuple[str, Callable[[Draft], Draft]]:
+    """(variable with the first node's name, what adds its assignment to a draft where that is needed)."""
     found = draft.script.found
     for (_, name), value in found.assigned.items():
         if value == symbol("head") and name != "cd" and (launch.command.words[:1] == ["srun"] or launch.env(name)):
-            if any(line < launch.line for line, match in assignments(draft, launch, name)):
-                return draft, name
+            if any(line < launch.line for line, _ in assignments(draft, launch, name)):
+                return name, lambda after: after
     taken = {name for _, name in found.assigned}
     name = next(name for name in ("MASTER_ADDR", "HEAD_NODE", "FIRST_NODE") if name not in taken)
-    return set_at_top(draft, f"export {name}={HEAD}"), name
+    at = below_directives(draft)
+    texts = [*([""] if draft.line(at - 1).startswith("#") else []), f"export {name}={HEAD}"]
+    return name, lambda after: after.insert(at, *texts)

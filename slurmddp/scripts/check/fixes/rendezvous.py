@@ -6,57 +6,55 @@ import re
 from collections.abc import Iterator
 
 from slurmddp.scripts.check.finding import Finding
-from slurmddp.scripts.check.fix import Draft, fixes
+from slurmddp.scripts.check.fix import Draft
 from slurmddp.scripts.check.fixes.places import (
     HEAD,
     PORT,
+    Place,
     assignments,
     behind_launcher,
     code_lines,
     cut,
     head_variable,
+    launch_fixes,
     launcher,
     option,
+    replaced,
     set_option,
-    with_line,
     without,
 )
 from slurmddp.scripts.check.launches import Launch
-from slurmddp.scripts.check.rules.common import static
+from slurmddp.scripts.check.rules.common import AGENTS, static
 
-_KINDS = ("torchrun", "accelerate", "python")
+_KINDS = (*AGENTS, "python")
+_MEETING = r"--(rdzv-\w+|master-\w+|main-process-\w+)|(MASTER_ADDR|MASTER_PORT|HEAD_NODE|FIRST_NODE)"
 _OWN_NAME = re.compile(r"\$\(hostname[^()]*\)|`hostname[^`]*`|\$\{?(?:HOSTNAME|SLURMD_NODENAME)\b\}?")
-_ADDRESSES = ("rdzv-endpoint", "master-addr", "main-process-ip", "dist-url", "dist_url", "init-method", "master_addr")
+_ADDRESSES = ("rdzv-endpoint", "master-addr", "main-process-ip", "dist-url", "init-method")
+_HOST = re.compile(r"(tcp://)?(?:\[[^]]*\]|\$\((?:[^()]|\([^()]*\))*\)|\$\{[^}]*\}|`[^`]*`|[^:])*")
 
 
-@fixes("local-rendezvous", "rendezvous-address", "fixed-host", "hostname-ip")
-def address(draft: Draft, finding: Finding) -> Iterator[Draft]:
-    for launch in with_line(draft, finding.line, *_KINDS):
-        if "no address is given" in finding.message:
-            yield from _added(draft, launch)
-            continue
-        if name := re.match(r"(\w+) is not exported", finding.message):
-            yield from _exported(draft, launch, name[1])
-        yield from _reassigned(draft, launch)
-        for line, match in option(draft, launch, *_ADDRESSES):
-            yield _replaced(draft, launch, line, match)
-        if "own name" in finding.message:
-            yield _not_own(draft, launch)
+@launch_fixes(
+    "local-rendezvous", "rendezvous-address", "fixed-host", "hostname-ip", kinds=_KINDS, changes=_MEETING
+)  # fmt: skip
+def address(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Draft]:
+    """Ranks meet at the first node."""
+    name, assigned = head_variable(draft, launch)
+    if "no address is given" in finding.message:
+        for after in _added(draft, launch, name):
+            yield assigned(after)
+        return
+    if unexported := re.match(r"(\w+) is not exported", finding.message):
+        yield from _exported(draft, launch, unexported[1])
+    yield from _reassigned(draft, launch)
+    for place in option(draft, launch, *_ADDRESSES):
+        yield assigned(_at_host(draft, place, name))
+    if "own name" in finding.message:  # in the shell of the task
+        for line in range(launch.step.line if launch.step else launch.line, launch.line + 1):
+            draft = draft.put(line, _OWN_NAME.sub(f"${name}", draft.line(line)))
+        yield assigned(draft)
 
 
-def _not_own(draft: Draft, launch: Launch) -> Draft:
-    """Put the first node's name in the place of the node's own, in the shell of the task."""
-    lines = len(draft.lines)
-    draft, name = head_variable(draft, launch)
-    for line in range(launch.step.line if launch.step else launch.line, launch.line + 1):
-        at = line + len(draft.lines) - lines
-        draft = draft.put(at, _OWN_NAME.sub(f"${name}", draft.line(at)))
-    return draft
-
-
-def _added(draft: Draft, launch: Launch) -> Iterator[Draft]:
-    draft, name = head_variable(draft, launch)
-    launch = next((each for each in with_line(draft, 0, *_KINDS) if _same(each, launch)), launch)
+def _added(draft: Draft, launch: Launch, name: str) -> Iterator[Draft]:
     if launch.kind == "accelerate":
         yield from behind_launcher(draft, launch, f" --main_process_ip=${name} --main_process_port={PORT}")
     elif "node-rank" in launch.options and static(launch):
@@ -65,10 +63,6 @@ def _added(draft: Draft, launch: Launch) -> Iterator[Draft]:
         backend = " --rdzv_backend=c10d" if static(launch) else ""
         number = "" if "rdzv-id" in launch.options else " --rdzv_id=$SLURM_JOB_ID"
         yield from behind_launcher(draft, launch, f"{backend}{number} --rdzv_endpoint=${name}:{PORT}")
-
-
-def _same(one: Launch, other: Launch) -> bool:
-    return one.kind == other.kind and one.command.words == other.command.words
 
 
 def _reassigned(draft: Draft, launch: Launch) -> Iterator[Draft]:
@@ -82,92 +76,74 @@ def _reassigned(draft: Draft, launch: Launch) -> Iterator[Draft]:
     for line, match in seen:
         if match[1] in names and line < (launch.step.line if launch.step else launch.line):
             default = re.fullmatch(r"\"?\$\{\w+:?-(.*)\}\"?", match[2])
-            yield cut(draft, line, match, 2, f"${{{match[1]}:-{HEAD}}}" if default else HEAD)
+            yield cut(draft, (line, match), f"${{{match[1]}:-{HEAD}}}" if default else HEAD)
 
 
-def _replaced(draft: Draft, launch: Launch, line: int, match: re.Match[str]) -> Draft:
+def _at_host(draft: Draft, place: Place, name: str) -> Draft:
     """Put the first node's name in the place of the host of an address."""
-    old = match[2].strip('"')
-    protocol = "tcp://" if old.startswith("tcp://") else ""
-    host = re.match(r"(?:\[[^]]*\]|\$\((?:[^()]|\([^()]*\))*\)|\$\{[^}]*\}|`[^`]*`|[^:])*", old.removeprefix("tcp://"))
-    port = old.removeprefix("tcp://")[host.end() if host else 0 :]
-    if port in ("", ":0") and "endpoint" in match[1].replace("_", "-"):
+    old, host = place[1][2].strip('"'), _HOST.match(place[1][2].strip('"'))
+    port = old[host.end() if host else 0 :]
+    if port in ("", ":0") and "endpoint" in place[1][1]:
         port = f":{PORT}"
-    before = draft
-    draft, name = head_variable(draft, launch)
-    return cut(draft, line + len(draft.lines) - len(before.lines), match, 2, f"{protocol}${name}{port}")
+    return cut(draft, place, f"{'tcp://' if old.startswith('tcp://') else ''}${name}{port}")
 
 
 def _exported(draft: Draft, launch: Launch, name: str) -> Iterator[Draft]:
     for line, match in assignments(draft, launch, name):
-        text = draft.line(line)
-        if text.lstrip().startswith(f"{name}="):
-            yield draft.put(line, f"{text[: match.start(1)]}export {text[match.start(1) :]}")
+        if match.string.lstrip().startswith(f"{name}="):
+            yield draft.splice(line, match.start(), match.start(), "export ")
 
 
-@fixes("not-exported")
-def not_exported(draft: Draft, finding: Finding) -> Iterator[Draft]:
-    for launch in with_line(draft, finding.line):
-        yield from _exported(draft, launch, finding.message.partition(" ")[0])
+@launch_fixes("not-exported")
+def not_exported(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Draft]:
+    """Tasks get a variable that is exported."""
+    yield from _exported(draft, launch, finding.message.partition(" ")[0])
 
 
-@fixes("random-per-node")
-def random_per_node(draft: Draft, finding: Finding) -> Iterator[Draft]:
-    for launch in with_line(draft, finding.line, *_KINDS):
-        if finding.message.startswith("--rdzv-id"):
-            yield from set_option(draft, launch, "$SLURM_JOB_ID", "rdzv-id")
-        for line, match in option(draft, launch, "master-port", "main-process-port"):
-            yield cut(draft, line, match, 2, PORT)
-        for line, match in option(draft, launch, "rdzv-endpoint"):
-            host = match[2].partition(":")[0]
-            yield draft.swap(line, match[0], f"{match[1]}{host}:{PORT}" + '"' * (host[:1] == '"'))
+@launch_fixes("random-per-node", kinds=_KINDS, changes=_MEETING)
+def random_per_node(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Draft]:
+    """All nodes get what follows from the job's number."""
+    if finding.message.startswith("--rdzv-id"):
+        yield from set_option(draft, launch, "$SLURM_JOB_ID", "rdzv-id")
+    yield from replaced(draft, launch, PORT, "master-port", "main-process-port")
+    for place in option(draft, launch, "rdzv-endpoint"):
+        yield cut(draft, place, f"{place[1][2].strip(chr(34)).partition(':')[0]}:{PORT}")
 
 
-@fixes("fixed-port")
-def fixed_port(draft: Draft, finding: Finding) -> Iterator[Draft]:
+@launch_fixes("fixed-port", changes=r"--(standalone|master-port|main-process-port)")
+def fixed_port(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Draft]:
+    """The port follows from the job's number, unless another program may use it, too."""
     port = re.escape(finding.message.split()[1])
-    written = re.compile(rf"(?<=[\s=:'\"-]){port}(?![\w.])")
     code = [text for text in draft.lines if not text.lstrip().startswith("#")]
     if len(re.findall(rf"(?<!\w){port}(?!\w)", "\n".join(code))) > 1:
-        return  # another program may use the port, too
-    for launch in with_line(draft, finding.line):
-        for line in dict.fromkeys([finding.line, *code_lines(draft, launch)]):
-            text = draft.line(line)
-            if match := written.search(text):
-                start, end = match.span()
-                if text[start - 1] == text[end : end + 1] and text[start - 1] in "'\"":
-                    start, end = start - 1, end + 1
-                yield draft.put(line, text[:start] + PORT + text[end:])
-        # The port is a default.
-        alone = draft.script.job.nodes == 1 and (launch.option("nnodes") or "1") == "1"
-        if launch.kind == "torchrun" and alone and not _meets_elsewhere(launch):
-            yield from behind_launcher(draft, launch, " --standalone")
-        for line, match in option(draft, launch, "rdzv-endpoint"):
-            if ":" not in match[2]:
-                yield cut(draft, line, match, 2, f"{match[2].strip(chr(34))}:{PORT}")
-        if launch.kind == "torchrun" and "master-addr" in launch.options:
-            yield from set_option(draft, launch, PORT, "master-port")
-        elif launch.kind == "accelerate":
-            yield from set_option(draft, launch, PORT, "main-process-port")
+        return
+    for line in dict.fromkeys([finding.line, *code_lines(draft, launch)]):
+        if match := re.search(rf"(?<=[\s=:'\"-])(?:(?<=(['\"])){port}\1|{port}(?![\w.]))", draft.line(line)):
+            yield draft.splice(line, match.start() - bool(match[1]), match.end(), PORT)
+    # The port is a default.
+    meets = {"rdzv-endpoint", "rdzv-backend", "master-addr", "master-port"} & launch.options.keys()
+    alone = draft.script.job.nodes == 1 and (launch.option("nnodes") or "1") == "1"
+    if launch.kind == "torchrun" and alone and not meets:
+        yield from behind_launcher(draft, launch, " --standalone")
+    for place in option(draft, launch, "rdzv-endpoint"):
+        if ":" not in place[1][2]:
+            yield cut(draft, place, f"{place[1][2].strip(chr(34))}:{PORT}")
+    if launch.kind == "torchrun" and "master-addr" in launch.options:
+        yield from set_option(draft, launch, PORT, "master-port")
+    elif launch.kind == "accelerate":
+        yield from set_option(draft, launch, PORT, "main-process-port")
 
 
-def _meets_elsewhere(launch: Launch) -> bool:
-    return bool({"rdzv-endpoint", "rdzv-backend", "master-addr", "master-port"} & set(launch.options))
-
-
-@fixes("node-rank")
-def node_rank(draft: Draft, finding: Finding) -> Iterator[Draft]:
-    for launch in with_line(draft, finding.line, "torchrun", "accelerate"):
-        name = "machine-rank" if launch.kind == "accelerate" else "node-rank"
-        if "srun" not in launch.command.words:  # a shell of the task reads it
-            yield from set_option(draft, launch, "$SLURM_NODEID", name)
-            yield from set_option(draft, launch, "\\$SLURM_NODEID", name)
-            continue
-        for line, match in option(draft, launch, name):
-            draft = without(draft, line, match)
-            break
-        option_name = name.replace("-", "_")
-        for line, match in launcher(draft, launch):
-            text = draft.line(line)
-            wrapped = f'bash -c \'exec {match[0]} --{option_name}="$SLURM_NODEID" "$@"\' bash'
-            yield draft.put(line, text[: match.start()] + wrapped + text[match.end() :])
+@launch_fixes("node-rank", kinds=AGENTS, changes="--(node|machine)-rank")
+def node_rank(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Draft]:
+    """A shell of the task expands the node's number: the one that is there, or one of its own."""
+    name = "machine-rank" if launch.kind == "accelerate" else "node-rank"
+    if "srun" not in launch.command.words:
+        yield from set_option(draft, launch, "$SLURM_NODEID", name)
+        yield from set_option(draft, launch, "\\$SLURM_NODEID", name)
+        return
+    for place in [*option(draft, launch, name)][:1]:
+        draft = without(draft, place)
+    for line, match in launcher(draft, launch):
+        wrapped = f'bash -c \'exec {match[0]} --{name.replace("-", "_")}="$SLURM_NODEID" "$@"\' bash'
+        yield draft.splice(line, *match.span(), wrapped)

@@ -17,12 +17,12 @@ _TYPED = str.maketrans(
 _DASHES = "[\u2013\u2014\u2212]"
 
 
-@fixes("crlf")
+@fixes("crlf", changes=None)
 def crlf(draft: Draft, finding: Finding) -> Iterator[Draft]:
     yield replace(draft, lines=tuple(each.removesuffix("\r") for each in draft.lines))
 
 
-@fixes("invisible-character")
+@fixes("invisible-character", changes=None)
 def invisible_character(draft: Draft, finding: Finding) -> Iterator[Draft]:
     for each in draft.in_text:
         if each.rule.id == "invisible-character" and each.severity == "error":
@@ -44,7 +44,7 @@ def _typed(text: str) -> str:
     return "".join(parts) + text[at:]
 
 
-@fixes("no-shebang")
+@fixes("no-shebang", changes=None)
 def no_shebang(draft: Draft, finding: Finding) -> Iterator[Draft]:
     if any(each.rule.id == "syntax" for each in draft.in_text):
         return  # it may be no shell script
@@ -53,7 +53,7 @@ def no_shebang(draft: Draft, finding: Finding) -> Iterator[Draft]:
     yield draft.remove(first).insert(1, written) if written.startswith("#!") else draft.insert(1, "#!/bin/bash")
 
 
-@fixes("broken-continuation")
+@fixes("broken-continuation", changes=None)
 def broken_continuation(draft: Draft, finding: Finding) -> Iterator[Draft]:
     at, text = finding.line, draft.line(finding.line)
     if finding.severity != "error":
@@ -64,7 +64,7 @@ def broken_continuation(draft: Draft, finding: Finding) -> Iterator[Draft]:
     yield _joined(draft, at)
 
 
-@fixes("no-program")
+@fixes("no-program", changes=None)
 def no_program(draft: Draft, finding: Finding) -> Iterator[Draft]:
     end = finding.line
     while draft.line(end).endswith("\\") and draft.line(end + 1).strip()[:1] not in ("", "#"):
@@ -92,7 +92,7 @@ def _above(draft: Draft, at: int, comments: list[str]) -> Draft:
     return draft.insert(at, *((indent[0] if indent else "") + each for each in comments))
 
 
-@fixes("blank-in-assignment")
+@fixes("blank-in-assignment", changes=None)
 def blank_in_assignment(draft: Draft, finding: Finding) -> Iterator[Draft]:
     text = draft.line(finding.line)
     match = re.match(r"(\s*(?:export\s+)?[A-Za-z_]\w*)\s+=\s*(\S.*)", text, re.DOTALL)
