@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import NamedTuple
 
 from slurmddp.errors import UserError
 from slurmddp.job.job import Checkpoint
@@ -15,6 +16,8 @@ from slurmddp.run.layout import RunFolder
 
 #: Multiples of the job's number of nodes, one row each.
 _TIMES = (1, 4, 16, 64)
+#: For less than this share of the time, each term is told that alone would lead to it.
+_GOAL = 0.99
 _HEADER = ("NODES", "FAILURE EVERY", "USEFUL", "BEST INTERVAL", "USEFUL")
 
 
@@ -40,15 +43,14 @@ def useful_share_lines(plan: Plan, wanted: Checkpoint, mtbf: float) -> list[str]
             todo="measure it with a short run, or with `slurmddp check JOB.yaml --rehearse`",
         )
     recovery, how = _recovery(folders)
-    # A failure also loses a save that is still being written.
-    gap = recovery + history.write
-    rows = [_HEADER]
+    rows, goals = [_HEADER], list[str]()
     for nodes in (plan.nodes.max * times for times in _TIMES):
         between = mtbf * 3600 / nodes
-        best = max(best_interval(history.stall, between), history.write)
-        now = _percent(useful_share(wanted.interval, history.stall, gap, between)) if wanted.interval else "-"
-        least = _percent(useful_share(best, history.stall, gap, between))
-        rows.append((str(nodes), duration(between), now, duration(best), least))
+        terms = _Terms(history.stall, history.write, recovery, between)
+        now = _percent(terms.share(wanted.interval)) if wanted.interval else "-"
+        rows.append((str(nodes), duration(between), now, duration(terms.interval), _percent(terms.share())))
+        if terms.share() < _GOAL:
+            goals.append(f"  {_percent(_GOAL)} on {nodes} nodes needs {' or '.join(terms.needed())}")
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
     at = f"saved every {duration(wanted.interval)}" if wanted.interval else "checkpoint.interval is not set"
     return [
@@ -56,7 +58,45 @@ def useful_share_lines(plan: Plan, wanted: Checkpoint, mtbf: float) -> list[str]
         *("  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows),
         f"  measured in {history.runs} run{'s' * (history.runs != 1)} of {plan.job.name}: a checkpoint stalls training"
         f" for {_seconds(history.stall)} and is written in {_seconds(history.write)}; {how}",
+        *goals,
     ]
+
+
+class _Terms(NamedTuple):
+    """What the share depends on, in seconds."""
+
+    stall: float
+    write: float
+    recovery: float
+    between: float
+
+    @property
+    def interval(self) -> float:
+        """The best one."""
+        return max(best_interval(self.stall, self.between), self.write)
+
+    def share(self, interval: float | None = None) -> float:
+        """The share at this interval, or at the best one. A failure also loses a save that is still being written."""
+        work = self.interval if interval is None else interval
+        return useful_share(work, self.stall, self.recovery + self.write, self.between)
+
+    def needed(self) -> list[str]:
+        """What each term would have to be for _GOAL while the others stay: those that can lead to it alone."""
+        found = []
+        for name in ("stall", "write", "recovery"):
+            if self._replace(**{name: 0.0}).share() >= _GOAL:
+                now, least = getattr(self, name), self._last_good(name, 0.0)
+                found.append(f"a {name} of {_seconds(least)} (now {_seconds(now)})")
+        rarer = self._last_good("between", self.between * 1e6)
+        return [*found, f"a failure every {duration(rarer)} (now {duration(self.between)})"]
+
+    def _last_good(self, name: str, best: float) -> float:
+        """Return the value of this term that is next to today's and leads to _GOAL, as `best` does."""
+        worst: float = getattr(self, name)
+        for _ in range(100):
+            middle = (best + worst) / 2
+            best, worst = (middle, worst) if self._replace(**{name: middle}).share() >= _GOAL else (best, middle)
+        return best
 
 
 def _recovery(folders: Iterable[RunFolder]) -> tuple[float, str]:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,12 +60,14 @@ def events(at: float, recovers: bool) -> list[dict[str, Any]]:
     ]
 
 
-def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recovers: bool, **checkpoint: Any) -> list[str]:
+def lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recovers: bool, hours: float = 3700, **checkpoint: Any
+) -> list[str]:
     folder = make_run(tmp_path / "run")
     folder.events.write_text("".join(json.dumps(event) + "\n" for event in events(1e9, recovers)))
     monkeypatch.setattr(useful_share, "earlier_runs", lambda name: [folder, RunFolder(tmp_path / "gone")])
     plan: Any = SimpleNamespace(job=SimpleNamespace(name="gpt"), nodes=SimpleNamespace(max=4))
-    return useful_share.useful_share_lines(plan, Checkpoint(**checkpoint), 3700)
+    return useful_share.useful_share_lines(plan, Checkpoint(**checkpoint), hours)
 
 
 def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +79,25 @@ def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [float(row[2]) for row in rows] == sorted((float(row[2]) for row in rows), reverse=True)
     assert all(float(row[5]) >= float(row[2]) for row in rows), "the best interval is not worse"
     assert found[-1].endswith("stalls training for 0.5 s and is written in 8 s; a recovery takes 142 s (1 seen)")
+
+
+def test_what_99_percent_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each term that is told leads to 99 % if it alone changes, and not much more than that."""
+    found = lines(tmp_path, monkeypatch, recovers=True, hours=500)
+    goals = [line for line in found if line.startswith("  99.0 % on ")]
+    below = [row.split() for row in found[2:6] if float(row.split()[5]) < 99]
+    assert below and [line.split()[3] for line in goals] == [row[0] for row in below]
+    print("\n".join(found))
+    terms = useful_share._Terms(0.5, 8, 142, 500 * HOUR / 64)
+    assert terms.share() < 0.99
+    (line,) = (line for line in goals if " on 64 nodes " in line)
+    recovery, every = re.findall(r"a recovery of (\d+) s \(now 142 s\) or a failure every (\S+) ", line)[0]
+    assert (
+        terms._replace(recovery=float(recovery) - 1).share()
+        >= 0.99
+        > terms._replace(recovery=float(recovery) + 1).share()
+    )
+    assert terms._replace(between=1.1 * terms.between).share() < 0.99 and every.endswith(("h", "m")), line
 
 
 def test_without_a_recovery_a_start_counts_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
