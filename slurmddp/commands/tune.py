@@ -11,9 +11,9 @@ import typer
 
 from slurmddp.commands import options as opt
 from slurmddp.commands.check.nodes import watched
-from slurmddp.commands.check.rehearse import START_SECONDS, Rehearsal, RehearsalRun, on_this_machine
+from slurmddp.commands.check.sandbox import START_SECONDS, RehearsalRun, Sandbox, on_this_machine, sandboxed
 from slurmddp.commands.run import run_foreground
-from slurmddp.commands.terminal import exit_on_signals, write_new
+from slurmddp.commands.terminal import write_new
 from slurmddp.errors import ExternalError, UserError
 from slurmddp.job.plan.model import Plan
 from slurmddp.job.resolve import Request
@@ -113,33 +113,30 @@ def _task(request: Request, margin: float, memory: str | None, *, quiet: bool) -
 
 def _script(request: Request) -> tuple[Path, Tuned, str]:
     """Run a script on 1, 2, 4, ... ranks of this machine as the rehearsal does, and read what the observer saw."""
-    rehearsal = Rehearsal(on_this_machine(request))
-    opt.say(f"tune {rehearsal.plan.job.name} on up to {rehearsal.ranks} ranks of this machine, in {rehearsal.root}")
     points, failed = [], ""
-    try:
-        with exit_on_signals():
-            for ranks in sizes(rehearsal.ranks):
+    with sandboxed(on_this_machine(request)) as sandbox:
+        opt.say(f"tune {sandbox.plan.job.name} on up to {sandbox.ranks} ranks of this machine, in {sandbox.root}")
+        try:
+            for ranks in sizes(sandbox.ranks):
                 opt.say(f"  ranks {ranks}")
-                if (point := observed(_observed(rehearsal, ranks), ranks)) is None:
+                if (point := observed(_observed(sandbox, ranks), ranks)) is None:
                     failed = f"the script made too few steps on {ranks} ranks: it has to run for half a minute"
                     break
                 points.append(point)
-    except UserError as error:
-        if not points:
-            raise
-        failed = str(error)
-    finally:
-        rehearsal.forget()
+        except UserError as error:
+            if not points:
+                raise
+            failed = str(error)
     if not points:
         raise ExternalError(f"nothing was measured: {failed}")
-    shutil.rmtree(rehearsal.root, ignore_errors=True)
-    return rehearsal.root, Tuned("", None, points=tuple(points), notes=(_OF_SCRIPTS,)), failed
+    shutil.rmtree(sandbox.root, ignore_errors=True)
+    return sandbox.root, Tuned("", None, points=tuple(points), notes=(_OF_SCRIPTS,)), failed
 
 
-def _observed(rehearsal: Rehearsal, ranks: int) -> list[Metrics]:
+def _observed(sandbox: Sandbox, ranks: int) -> list[Metrics]:
     """Run the script as it is until the observer has written enough. Returns its lines. Raises UserError."""
-    rehearsal.ranks = ranks
-    run = RehearsalRun(rehearsal, f"timed-{ranks}", None)
+    sandbox.ranks = ranks
+    run = RehearsalRun(sandbox, f"timed-{ranks}", None)
 
     def seen() -> list[Metrics]:
         return [row for rows, _ in behind(run.folder.metrics, 0) for row in rows if row.of_ranks]

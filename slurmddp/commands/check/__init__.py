@@ -6,8 +6,7 @@ from pathlib import Path
 import typer
 
 from slurmddp.commands import options as opt
-from slurmddp.commands.check import nodes
-from slurmddp.commands.check import rehearse as rehearsals
+from slurmddp.commands.check import nodes, rehearsal
 from slurmddp.commands.check import script as scripts
 from slurmddp.commands.check.job import examine
 from slurmddp.commands.check.useful_share import useful_share_lines
@@ -90,7 +89,7 @@ def check(
     elif mode == "--preflight":
         severities = nodes.preflight(request, as_json=as_json)
     elif mode == "--rehearse":
-        severities = rehearsals.rehearse(request, as_json=as_json)
+        severities = rehearsal.rehearse(request, as_json=as_json)
     elif shows_part:
         if as_json:
             raise UserError(f"--json does not go with {mode}", todo="submit --dry-run --json has the scripts")

@@ -70,6 +70,11 @@ class Start:
         return 0 if 0 in same else max(same, default=None)
 
 
+def first(starts: Sequence[Start]) -> Start:
+    """Return the first start that came as far as its first step; an empty one if none did."""
+    return next((start for start in starts if start.states), Start([]))
+
+
 def _finite(line: Line) -> bool:
     return all(map(math.isfinite, line.sample))
 
