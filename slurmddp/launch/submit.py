@@ -138,12 +138,13 @@ def make_run_folder(
     copied: list[str] | None = None,
     *,
     files: Mapping[str, str] | None = None,
+    no_code: Sequence[Path] = (),
     tell: Callable[[str], None] = lambda doing: None,
 ) -> OwnRun:
     """Create the run folder with scripts, snapshot and manifest. Raises UserError, and then leaves nothing behind.
 
     Its secrets (addresses of alerts, environment_from) are read here, and leave this process's environment: the job
-    must not inherit them. files: the `files_before`.
+    must not inherit them. files: the `files_before`. no_code: folders of the project that are not copied.
     """
     plan = prepared.plan
     if warning := shared_folder(Path(plan.runs_root)):
@@ -152,7 +153,7 @@ def make_run_folder(
         warnings.append(warning)
 
     def fill(draft: Draft) -> None:
-        survey = _fill(draft, prepared, warnings, variables, files or {}, tell)
+        survey = _fill(draft, prepared, warnings, variables, files or {}, no_code, tell)
         if copied is not None and survey is not None:
             copied.append(survey.summary())
 
@@ -178,6 +179,7 @@ def _fill(
     warnings: list[str],
     variables: Mapping[str, str],
     files_before: Mapping[str, str],
+    no_code: Sequence[Path],
     tell: Callable[[str], None],
 ) -> Survey | None:
     """Return what was copied of the project.
@@ -190,7 +192,7 @@ def _fill(
     draft.write(files)
     snapshot.copy_runtime(draft.folder.code)
     project = Path(plan.program.project) if plan.program.project else None
-    if (survey := survey_project(plan)) is not None:
+    if (survey := survey_project(plan, *no_code)) is not None:
         warnings.extend(survey.warnings)
         snapshot.copy_project(survey, draft.folder.project, tell)
     files = snapshot.code_files(draft.folder.code)

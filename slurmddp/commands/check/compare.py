@@ -14,6 +14,8 @@ _ROUNDING = 1e-5
 #: Up to this, two undisturbed starts are the same but for what their GPUs or libraries do in another order.
 _ALIKE = 1e-3
 _DIFFERS = ", but went on differently"
+_NO_STEP = "it began with parameters that it had after no step: where it resumed is unknown."
+_UNKNOWN = "where it began is unknown."
 
 
 class Outcome(NamedTuple):
@@ -30,7 +32,8 @@ class Outcome(NamedTuple):
 class Start:
     """What rank 0 saw in one start. states: by steps done. first_saves: steps done at the first save of each name.
     acted: when it was killed, or asked to stop. end: its last step, if it came to its end. not_finite: the first
-    step after which parameters were no finite numbers: those of one step are then like those of any other.
+    step after which parameters were no finite numbers: those of one step are then like those of any other. unchanged:
+    the first save at which the parameters were still those of the beginning.
     """
 
     def __init__(self, lines: Sequence[Line]) -> None:
@@ -41,6 +44,10 @@ class Start:
         self.first_saves = {line.saved: line.step for line in reversed(lines) if line.saved}
         self.acted = next((line.step for line in lines if line.acted), None)
         self.not_finite = next((step for step, line in self.states.items() if not _finite(line)), None)
+        self.unchanged = next((step for step in self.saves if self._hash(step) == self._hash(0) != ""), None)
+
+    def _hash(self, step: int) -> str:
+        return self.states[step].hash if step in self.states else ""
 
     @property
     def step_seconds(self) -> float:
@@ -66,8 +73,20 @@ class Start:
         same = [step for step, line in earlier.states.items() if line.hash == first.hash]
         if first.part and not same:  # on another number of ranks, rank 0 has larger or smaller parts
             same = [step for step, line in earlier.states.items() if line.part == first.part]
-        # A schedule may begin with a rate of 0: what is as good as the beginning is the beginning.
-        return 0 if 0 in same else max(same, default=None)
+        if 0 in same:
+            # A schedule may begin with a rate of 0: what is as good as the beginning is the beginning, unless it was
+            # saved.
+            return 0 if earlier.unchanged is None else None
+        return max(same, default=None)
+
+    @property
+    def unknown(self) -> str:
+        """Return why parameters do not tell where a later start began; empty if they do."""
+        if self.not_finite is not None:
+            return f"the parameters: after step {self.not_finite} they are no finite numbers"
+        if self.unchanged is not None:
+            return f"the parameters: in the save of step {self.unchanged} they are those before step 1"
+        return ""
 
 
 def first(starts: Sequence[Start]) -> Start:
@@ -98,13 +117,11 @@ def resumed(undisturbed: Start, killed: Start, again: Start, seen: str) -> Outco
     saves = "" if killed.saves else ": it had saved nothing that torch.save or Checkpointer writes"
     began = again.began_at(killed)
     if began is None:
-        text, why = "it began with parameters that it had after no step: where it resumed is unknown.", ""
-        if killed.not_finite is not None:
-            text = "where it began is unknown."
-            why = f"the parameters: after step {killed.not_finite} they are no finite numbers"
-        elif killed.states[0].hash != undisturbed.states[0].hash:
-            text = "it began with other parameters than those of any step."
-            why = "the parameters before step 1 differ from start to start: without a seed, where it began is unknown"
+        why = killed.unknown
+        text = _UNKNOWN if why else _NO_STEP
+        if not why and killed.states[0].hash != undisturbed.states[0].hash:
+            text = "it began with other parameters than those of any step: where it resumed is unknown."
+            why = "the parameters before step 1: without a seed, they differ from start to start"
         if why and seen == "from zero":
             return Outcome(False, f"{head}it began at step 0 again{saves}.", (why,))
         return Outcome(None, head + text, (why,) if why else ())
@@ -141,7 +158,7 @@ def _same_after(undisturbed: Start, killed: Start, again: Start, began: int) -> 
     if worst <= rounding:
         return f"; its {what} up to step {last} are the same up to rounding ({worst:.0e}).", tuple(missing)
     if losses and losses[0] > rounding:
-        why = f"the loss of step {began + 1} differs by {losses[0]:.0%}: other data, or other random states"
+        why = f"the loss of step {began + 1} differs by {losses[0]:.2%}: other data, or other random states"
     else:
         state = "the optimizer's or the schedule's state, or the data"
         why = f"the parameters of step {last} differ by {worst:.0e} ({state})"
@@ -184,5 +201,6 @@ def halved(start: Start, again: Start, ranks: int, why: str) -> Outcome:
         return Outcome(None, f"{head}it made no step: {why}.")
     began = again.began_at(start)
     if began is None:
-        return Outcome(None, f"{head}it began with parameters that it had after no step.")
+        why = start.unknown
+        return Outcome(None, head + (_UNKNOWN if why else _NO_STEP), (why,) if why else ())
     return Outcome(began > 0, f"{head}it {'resumed' if began else 'began'} at step {began}{' again' * (not began)}.")

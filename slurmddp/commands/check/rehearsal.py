@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 from slurmddp.commands import options as opt
 from slurmddp.commands.check import nodes
 from slurmddp.commands.check.compare import Outcome, Start, first, halved, resumed, stopped
-from slurmddp.commands.check.sandbox import RehearsalRun, Sandbox, on_this_machine, sandboxed
+from slurmddp.commands.check.sandbox import START_SECONDS, RehearsalRun, Sandbox, on_this_machine, sandboxed
 from slurmddp.errors import UserError
 from slurmddp.job.resolve import Request
 from slurmddp.launch.prepare import prepare
@@ -31,7 +32,7 @@ class Rehearsal:
     """The starts of one script, and what follows from them."""
 
     def __init__(self, sandbox: Sandbox) -> None:
-        self.code_hash = ""
+        self.code_hash, self._failed = "", ""
         self._sandbox = sandbox
         self._batches: int | None = _BATCHES
 
@@ -44,6 +45,8 @@ class Rehearsal:
         if undisturbed.saves_at_end_only and undisturbed.end is not None:
             undisturbed = self._undisturbed(None)
         kill = self._kill(undisturbed)
+        if self._failed and undisturbed.saves_at_end_only:
+            kill = kill._replace(not_compared=(*kill.not_compared, self._failed))
         if kill.resumes is False and not undisturbed.saves_at_end_only:
             kill = self._after_other_saves(undisturbed, kill)
         if kill.differs and self._batches is not None:
@@ -62,18 +65,28 @@ class Rehearsal:
         start.end = None if code is None else start.steps
         failed = bool(code) or len(starts) > 1
         if failed and start.steps and batches is not None:
-            opt.say(f"  failed after step {start.steps}: perhaps because of the shorter epochs")
+            self._failed = f"epochs of {batches} batches: it failed after step {start.steps}: {run.why()}"
+            opt.say(f"  failed after step {start.steps}, perhaps because of the shorter epochs: {run.why()}")
             return self._undisturbed(None)
         if failed:
-            todo = (
-                "if it writes elsewhere than below its working directory, $SLURMDDP_RUN and /tmp: all else is read-only"
-            )
-            if saves := self._sandbox.saves_left_out:
-                todo += f"; and it ran without your saves, such as {min(saves)}: name one that it needs"
-            raise UserError(f"it fails without a kill, after step {start.steps}: {run.why()}", todo=todo)
+            when = f"after step {start.steps}" if start.steps else "before its first step"
+            why = run.why()
+            raise UserError(f"the script failed {when}, without a kill: {why}", todo=self._todo(why, start))
         if not start.steps:
-            raise UserError(f"no step of a torch optimizer was seen; its log is {run.folder.job_log}")
+            how = f"ran for {START_SECONDS:.0f} s" if code is None else "exited"
+            todo = "a rehearsal compares steps: give it arguments with which it trains"
+            raise UserError(f"the script {how} without a step of a torch optimizer: see {run.folder.logs}", todo=todo)
         return start
+
+    def _todo(self, why: str, start: Start) -> str | None:
+        saves = self._sandbox.saves_left_out
+        if "Read-only file system" in why:
+            return "have it write below its working directory, $SLURMDDP_RUN or /tmp: all else is read-only here"
+        if re.search("cuda|nvidia|nccl", why, re.IGNORECASE) and not self._sandbox.plan.layout.gpus_per_node:
+            return "rehearse it on a GPU node, or with arguments for a CPU: this machine has no GPU"
+        if saves and not start.steps:
+            return f"it ran without your saves: name one that it needs, such as {min(saves)}, in an argument"
+        return None
 
     def _confirmed(self, kill: Outcome) -> Outcome:
         """Return what a kill does without shorter epochs: these could be why it went on differently."""

@@ -60,7 +60,9 @@ class RehearsalRun:
             changes["train.workdir"] = str(workdir)
         self._options = _options(changes)
         prepared = self._prepared(sandbox.ranks)
-        self.folder: OwnRun = make_run_folder(prepared, [], files=files_before(prepared))
+        # What earlier rehearsals left is no code, although the runs of this one are elsewhere.
+        no_code = [Path(sandbox.plan.runs_root)]
+        self.folder: OwnRun = make_run_folder(prepared, [], files=files_before(prepared), no_code=no_code)
         os.environ.update(sandbox.variables)  # which it has taken away, and the next run needs again
         sandbox.runs.append(self.folder)
         if order is not None:
@@ -173,12 +175,11 @@ class Sandbox:
         return mirrored
 
     def _skip(self, path: Path) -> bool:
-        words = self.plan.program.args
-        named = any(path.name in word for word in words)
-        if path.suffix == ".safetensors":  # of a model's folder, such as --model_name_or_path DIR
-            named |= any(path.parent == Path(self.plan.workdir, word.rpartition("=")[2]) for word in words)
-        # A .pth file of an environment says where packages are.
-        save = path.name.endswith(_SAVES) and not named and "site-packages" not in path.parts
+        needed = any(path.name in word for word in self.plan.program.args)
+        needed |= "site-packages" in path.parts  # a .pth file there says where packages are
+        if path.suffix == ".safetensors":  # a model to begin from, not a Trainer's checkpoint
+            needed |= any(path.parent.glob("*config.json")) and not (path.parent / "trainer_state.json").exists()
+        save = path.name.endswith(_SAVES) and not needed
         if save:
             self.saves_left_out.add(path)
         return save or path == Path(self.plan.runs_root) or path.name == ".git" or str(path) in self._left_out
@@ -186,7 +187,10 @@ class Sandbox:
 
 @contextlib.contextmanager
 def sandboxed(request: Request) -> Iterator[Sandbox]:
-    """Give a sandbox, and then remove what is kept for its runs outside of their folders. Raises UserError."""
+    """Give a sandbox, and then remove what only its runs need: secrets, and mount points in their /tmp: thousands.
+
+    Raises UserError.
+    """
     sandbox = Sandbox(request)
     try:
         with exit_on_signals():  # the ranks must not go on where the terminal has gone
@@ -194,6 +198,7 @@ def sandboxed(request: Request) -> Iterator[Sandbox]:
     finally:
         for folder in sandbox.runs:
             secrets.forget(folder.id, os.environ)
+        shutil.rmtree(sandbox.root / "tmp", ignore_errors=True)
 
 
 def _caches(plan: Plan) -> list[str]:

@@ -9,12 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp.commands.check import sandbox
 from slurmddp.commands.check.compare import Outcome, Start, halved, resumed, stopped
+from slurmddp.commands.check.rehearsal import Rehearsal
+from slurmddp.commands.check.sandbox import RehearsalRun, Sandbox, on_this_machine, sandboxed
+from slurmddp.job.resolve import Request
 from slurmddp.records.rehearsal import VERDICT, Line, Verdict, read_verdict
 from slurmddp.run import rehearsed, snapshot
 from tests.helpers import LM_JOB, Desk, Result
 
 Cli = Callable[..., Result]
+OWN_JOB = "site: cores\nresources: {time: 1h}\ntrain: {script: train.py, args: [--lr, '1']}\n"
 
 
 @pytest.mark.parametrize(
@@ -39,7 +44,7 @@ def test_a_verdict_goes_with_jobs_of_the_same_code_and_arguments(
     desk.program("sbatch", "#!/bin/bash\necho 7\n")
     desk.program("squeue", "#!/bin/bash\nexit 0\n")
     desk.write("train.py", "import torch\n")
-    desk.write("job.yaml", "site: cores\nresources: {time: 1h}\ntrain: {script: train.py, args: [--lr, '1']}\n")
+    desk.write("job.yaml", OWN_JOB)
 
     def submitted(*words: str) -> Path:
         done = cli("submit", "job.yaml", "--json", *words, XDG_STATE_HOME=str(desk.home / "state"))
@@ -78,7 +83,7 @@ KILLED = start(1.0, 2.0, 3.0, 4.0, saves=(2,), acted=3)
         (start(1.0, 2.0, 3.0, 4.0, 5.0), start(3.0, 4.5, 5.5, loss=9.0), True, "other data, or other random states"),
         (start(1.0, 2.0, 3.0, 4.0, 5.0), start(1.0, 2.0), False, "it began at step 0 again."),
         (start(1.0, 2.0, 3.0, 4.0, 5.0), start(7.0, 8.0), None, "where it resumed is unknown."),
-        (start(9.0, 8.0, 7.0, 6.0, 5.0), start(7.5, 8.5), None, "other parameters than those of any step."),
+        (start(9.0, 8.0, 7.0, 6.0, 5.0), start(7.5, 8.5), None, "other parameters than those of any step: "),
         (start(1.0, 2.0, 3.0, 4.0, 5.0), start(), None, "it made no step when it was started again."),
     ],
 )  # fmt: skip
@@ -105,6 +110,18 @@ def test_parameters_that_are_no_numbers_do_not_tell_where_it_began() -> None:
     found = resumed(start(1.0, lost, lost), start(1.0, lost, lost, saves=(1,), acted=2), start(lost, lost), "")
     assert found.resumes is None and found.text.endswith("where it began is unknown."), "all have the same hash"
     assert found.not_compared == ("the parameters: after step 1 they are no finite numbers",)
+
+
+def test_parameters_that_were_saved_unchanged_do_not_tell_where_it_began() -> None:
+    same = start(1.0, 1.0, 1.0, saves=(1,), acted=2)
+    found = resumed(start(1.0, 1.0, 1.0), same, start(1.0, 1.0), "unknown")
+    assert found.resumes is None and found.text.endswith("where it began is unknown.")
+    assert found.not_compared == ("the parameters: in the save of step 1 they are those before step 1",)
+    assert halved(same, start(1.0), 1, "") == Outcome(
+        None, "Then started on 1 rank, where it began is unknown.", found.not_compared
+    )
+    warmup = start(1.0, 1.0, 2.0, saves=(2,), acted=2)
+    assert resumed(start(1.0, 1.0, 2.0), warmup, start(1.0), "").resumes is False, "a rate of 0 in the first step"
 
 
 def test_without_a_seed_a_difference_is_no_rounding() -> None:
@@ -139,3 +156,41 @@ def test_what_a_start_on_fewer_ranks_did() -> None:
     parts = Start([Line(step, 0.0, f"half {step}", (1.0,), None, f"firsts {step}") for step in range(4)])
     whole = Start([Line(0, 0.0, "all", (1.0,), None, "firsts 2")])
     assert halved(parts, whole, 1, "").text == "Then started on 1 rank, it resumed at step 2."
+
+
+def test_it_copies_the_users_files_and_no_saves_or_earlier_rehearsals(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "_refuse_without_namespaces", lambda command: None)
+    monkeypatch.chdir(desk.project)
+    desk.write("train.py", "import torch\n")
+    desk.write("runs/rehearsal-old/work/left.py", "")
+    model, checkpoint = ("base/config.json", "base/model.safetensors"), ("out/config.json", "out/trainer_state.json")
+    for name in (*model, *checkpoint, "out/model.safetensors", "last.pt"):
+        desk.write(name, "{}")
+    environment = {**desk.environment, "XDG_STATE_HOME": str(desk.home / "state")}
+    with sandboxed(on_this_machine(Request("train.py", environment=environment))) as box:
+        run = RehearsalRun(box, "first", None)
+        copied = [path.name for path in run.folder.project.rglob("*.py")]
+        assert copied == ["train.py"], "the verdict is kept for a job's code, in which nothing of runs/ is"
+        mirrored = box.root / "work-first"
+        files = {str(path.relative_to(mirrored)) for path in mirrored.rglob("*") if not path.is_dir()}
+        assert files == {"train.py", *model, *checkpoint}
+        assert {path.name for path in box.saves_left_out} == {"model.safetensors", "last.pt"}
+    assert not (box.root / "tmp").exists() and run.folder.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("why", "steps", "todo"),
+    [
+        ("OSError: [Errno 30] Read-only file system: '/scratch'", 0, "$SLURMDDP_RUN or /tmp"),
+        ("AssertionError: Torch not compiled with CUDA enabled", 3, "this machine has no GPU"),
+        ("FileNotFoundError: 'best.pt'", 0, "name one that it needs, such as best.pt, in an argument"),
+        ("ValueError: bad label 7", 3, None),
+    ],
+)
+def test_what_to_do_about_a_failure_follows_from_its_cause(desk: Desk, why: str, steps: int, todo: str | None) -> None:
+    box = object.__new__(Sandbox)
+    box.plan, box.saves_left_out = desk.plan(OWN_JOB), {Path("best.pt")}
+    told = Rehearsal(box)._todo(why, start(*range(steps + 1)))
+    assert told is None if todo is None else told is not None and todo in told
