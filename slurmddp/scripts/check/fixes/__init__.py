@@ -1,8 +1,6 @@
 """What corrects the findings, by subject. Importing this package registers it, in the order in which it is tried."""
 
 from slurmddp.scripts.check.fixes import text  # isort: skip
-from slurmddp.scripts.check.fixes import slurm  # isort: skip
 from slurmddp.scripts.check.fixes import launches  # isort: skip
-from slurmddp.scripts.check.fixes import rendezvous  # isort: skip
 
-__all__ = ["launches", "rendezvous", "slurm", "text"]
+__all__ = ["launches", "text"]
