@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from slurmddp.scripts.check.directives import SHORT, Resources, parse_options
 from slurmddp.scripts.check.shell import Command
-from slurmddp.scripts.check.values import likely, symbols
+from slurmddp.scripts.check.values import likely, number, symbols
 from slurmddp.scripts.sandbox.evaluate import SRUN_FLAGS, Evaluated, Started
 
 SRUN_SHORT = SHORT | {
@@ -31,6 +31,11 @@ _MODULES = {
     "torch.distributed.elastic.run": "torchrun", "accelerate.commands.launch": "accelerate",
     "deepspeed.launcher.runner": "deepspeed",
 }  # fmt: skip
+AGENTS = ("torchrun", "accelerate")
+NAMES = {"torchrun": "torchrun", "accelerate": "accelerate launch", "deepspeed": "deepspeed", "python": "python"}
+_ADDRESS_ARGUMENT = re.compile(
+    r"--?(?:dist|init|master)[-_]?(?:url|method|addr|address)[= ]['\"]?(?:tcp://)?([^ '\"]+)"
+)
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,61 @@ class Launch:
             if (value := self.options.get(name, variable)) is not None:
                 return value
         return None
+
+    @property
+    def expected_nodes(self) -> str | None:
+        """Return how many nodes the launcher expects, by its options."""
+        return self.option({"accelerate": "num-machines", "deepspeed": "num-nodes"}.get(self.kind, "nnodes"))
+
+    @property
+    def ranks(self) -> int | None:
+        """Return how many ranks one launcher starts."""
+        if self.kind != "accelerate":
+            return number(self.option("nproc-per-node" if self.kind == "torchrun" else "num-gpus"))
+        total, machines = number(self.option("num-processes")), number(self.option("num-machines"))
+        return total // (machines or 1) if total else None
+
+    @property
+    def tasks(self) -> int:
+        """Return how many tasks of srun start it; 1 where that is not known."""
+        return (self.step.resources.tasks if self.step and not self.step.fan_out else 1) or 1
+
+    @property
+    def several_nodes(self) -> bool:
+        """Tell whether it surely starts on more than one node."""
+        return (self.fan_out and (number(self.expected_nodes) or 1) > 1) or (self.nodes or 1) > 1
+
+    @property
+    def has_config(self) -> bool:
+        """Tell whether options may also come from a place that cannot be read."""
+        return bool(self.opaque) or "config-file" in self.options
+
+    @property
+    def static(self) -> bool:
+        """Tell whether nodes are surely ordered by --node-rank: the default of torchrun and accelerate."""
+        backend = self.option("rdzv-backend") or ("" if self.opaque else "static")
+        return backend == "static" and "standalone" not in self.options
+
+    @property
+    def farmed(self) -> bool:
+        """Tell whether the launcher is one of several that train apart, each with a srun of its own."""
+        return self.fan_out and ("standalone" in self.options or self.expected_nodes in (None, "1", "1:1"))
+
+    @property
+    def meets(self) -> bool:
+        """Tell whether launchers, or programs, of several nodes meet, as far as it can be read."""
+        alone = self.kind != "python" and self.expected_nodes in (None, "1")
+        return self.several_nodes and not self.farmed and not alone
+
+    @property
+    def address(self) -> str | None:
+        """Return the address at which the ranks meet; None, if the launch gives none."""
+        if self.kind == "python":
+            given = _ADDRESS_ARGUMENT.search(" ".join(self.program))
+            return given[1] if given else self.env("MASTER_ADDR")
+        if self.kind == "accelerate":
+            return self.option("main-process-ip", "rdzv-endpoint")
+        return self.option("rdzv-endpoint") or (self.option("master-addr") if self.static else None)
 
     def env(self, name: str) -> str | None:
         """Return what the launched program finds under a variable that the script sets."""

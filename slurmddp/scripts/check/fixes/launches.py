@@ -26,8 +26,8 @@ from slurmddp.scripts.check.fixes.places import (
     set_world_size,
     without,
 )
-from slurmddp.scripts.check.launches import Launch
-from slurmddp.scripts.check.rules.common import AGENTS, launches, nodes_option, static
+from slurmddp.scripts.check.launches import AGENTS, Launch
+from slurmddp.scripts.check.rules.common import launches
 from slurmddp.scripts.check.script import Script
 from slurmddp.scripts.check.values import number, symbol_name
 
@@ -121,7 +121,7 @@ def standalone(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Draft
 @launch_fixes("nnodes", kinds=AGENTS, changes=_NODES)
 def nnodes(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Draft]:
     """The launcher expects the nodes of the job."""
-    job, expected = draft.script.job, number(nodes_option(launch))
+    job, expected = draft.script.job, number(launch.expected_nodes)
     if expected is not None and expected == job.nodes and launch.step and launch.step.resources.nodes != job.nodes:
         yield _one_task_per_node(draft)  # sbatch allocates no more nodes than tasks
         yield from launcher_per_task(draft, finding, launch)
@@ -187,10 +187,10 @@ def address(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Draft]:
 def _added(draft: Draft, launch: Launch, name: str) -> Iterator[Draft]:
     if launch.kind == "accelerate":
         yield from behind_launcher(draft, launch, f" --main_process_ip=${name} --main_process_port={PORT}")
-    elif "node-rank" in launch.options and static(launch):
+    elif "node-rank" in launch.options and launch.static:
         yield from behind_launcher(draft, launch, f" --master_addr=${name} --master_port={PORT}")
     else:
-        backend = " --rdzv_backend=c10d" if static(launch) else ""
+        backend = " --rdzv_backend=c10d" if launch.static else ""
         number = "" if "rdzv-id" in launch.options else " --rdzv_id=$SLURM_JOB_ID"
         yield from behind_launcher(draft, launch, f"{backend}{number} --rdzv_endpoint=${name}:{PORT}")
 

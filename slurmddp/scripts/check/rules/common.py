@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 
 from slurmddp.scripts.check.finding import Hit, rule
 from slurmddp.scripts.check.launches import Launch
 from slurmddp.scripts.check.script import Script
 from slurmddp.scripts.check.shell import Command
-from slurmddp.scripts.check.values import number
 
 #: What a template leaves to be filled in: the script is not submitted as it stands.
 PLACEHOLDER = re.compile(r"<[A-Za-z_][^<>\n()]*>|\{\{|\{%|@\w+@|%\(\w+\)s")
 #: What watches a launch from the background.
 _WATCH = {"nvidia-smi", "rocm-smi", "dcgmi", "sleep", "tail", "watch", "vmstat", "echo"}
-AGENTS = ("torchrun", "accelerate")
-NAMES = {"torchrun": "torchrun", "accelerate": "accelerate launch", "deepspeed": "deepspeed", "python": "python"}
 _Check = Callable[[Script, Launch], Iterator[Hit]]
 
 
@@ -29,12 +27,12 @@ def launches(script: Script, *kinds: str) -> Iterator[Launch]:
             yield each
 
 
-def launch_rule(*kinds: str, where: Callable[[Launch], bool] = bool) -> Callable[[_Check], _Check]:
-    """Register a function as a rule that is asked about each launch of these kinds."""
+def launch_rule(*kinds: str, where: str = "kind") -> Callable[[_Check], _Check]:
+    """Register a function as a rule that is asked about each launch of these kinds. where: what else holds for it."""
 
     def register(check: _Check) -> _Check:
         def each_launch(script: Script) -> Iterator[Hit]:
-            for launch in filter(where, launches(script, *kinds)):
+            for launch in filter(attrgetter(where), launches(script, *kinds)):
                 for hit in check(script, launch):
                     yield hit._replace(line=hit.line or launch.line)
 
@@ -52,29 +50,3 @@ def services(script: Script) -> list[Command]:
     lines = {each.line for one in ours for each in (one.command, one.step and one.step.command) if each}
     background = (each for each in script.commands if each.then == "&" and each.words)
     return [each for each in background if each.words[0] not in _WATCH and each.line not in lines]
-
-
-def several_nodes(launch: Launch) -> bool:
-    """Tell whether the launcher surely starts on more than one node."""
-    return (launch.fan_out and (number(nodes_option(launch)) or 1) > 1) or (launch.nodes or 1) > 1
-
-
-def nodes_option(launch: Launch) -> str | None:
-    """Return how many nodes the launcher expects, by its options."""
-    return launch.option({"accelerate": "num-machines", "deepspeed": "num-nodes"}.get(launch.kind, "nnodes"))
-
-
-def has_config(launch: Launch) -> bool:
-    """Tell whether options may also come from a place that cannot be read."""
-    return bool(launch.opaque) or "config-file" in launch.options
-
-
-def static(launch: Launch) -> bool:
-    """Tell whether nodes are surely ordered by --node-rank: the default of torchrun and accelerate."""
-    backend = launch.option("rdzv-backend") or ("" if launch.opaque else "static")
-    return backend == "static" and "standalone" not in launch.options
-
-
-def farmed(launch: Launch) -> bool:
-    """Tell whether the launcher is one of several that train apart, each with a srun of its own."""
-    return launch.fan_out and ("standalone" in launch.options or nodes_option(launch) in (None, "1", "1:1"))

@@ -8,17 +8,8 @@ from collections.abc import Iterator
 
 from slurmddp.scripts.check.directives import components
 from slurmddp.scripts.check.finding import Hit, rule
-from slurmddp.scripts.check.launches import Launch
-from slurmddp.scripts.check.rules.common import (
-    AGENTS,
-    NAMES,
-    farmed,
-    has_config,
-    launch_rule,
-    launches,
-    nodes_option,
-    several_nodes,
-)
+from slurmddp.scripts.check.launches import AGENTS, NAMES, Launch
+from slurmddp.scripts.check.rules.common import launch_rule, launches
 from slurmddp.scripts.check.script import Script
 from slurmddp.scripts.check.values import SET_BY_SHELL, number, symbol_name, symbols
 
@@ -72,46 +63,38 @@ def launcher_per_task(script: Script, launch: Launch) -> Iterator[Hit]:
     step, name = launch.step, NAMES[launch.kind]
     if step is None or step.fan_out or "no-ssh" in launch.options:
         return
-    tasks, most = step.resources.tasks, number((nodes_option(launch) or "1").rpartition(":")[2])
+    tasks, most = step.resources.tasks, number((launch.expected_nodes or "1").rpartition(":")[2])
     if launch.per_node is None and tasks and most and tasks > most:
         yield Hit(f"srun starts {name} {tasks} times, for {most} node{'s' * (most > 1)}")
-    message, ranks = f"srun starts {name} {launch.per_node} times per node", ranks_per_launcher(launch)
+    message, ranks = f"srun starts {name} {launch.per_node} times per node", launch.ranks
     if (launch.per_node or 1) > 1 and ranks == 1:
         yield Hit(f"{message}, each with one rank: all of them have local rank 0", severity="warning")
     elif (launch.per_node or 1) > 1:
         yield Hit(message + (f", each with {ranks} ranks" if ranks else ""))
 
 
-def ranks_per_launcher(launch: Launch) -> int | None:
-    """Return how many ranks one launcher starts."""
-    if launch.kind != "accelerate":
-        return number(launch.option("nproc-per-node" if launch.kind == "torchrun" else "num-gpus"))
-    total, machines = number(launch.option("num-processes")), number(launch.option("num-machines"))
-    return total // (machines or 1) if total else None
-
-
-@launch_rule("deepspeed", "accelerate", where=several_nodes)
+@launch_rule("deepspeed", "accelerate", where="several_nodes")
 def deepspeed_per_node(script: Script, launch: Launch) -> Iterator[Hit]:
     if launch.step is None or launch.step.fan_out:
         return
     if launch.kind == "deepspeed":
         if "no-ssh" not in launch.options and launch.per_node == 1 and not launch.opaque:
             yield Hit(f"srun starts deepspeed on each of {launch.nodes} nodes")
-    elif "use-deepspeed" in launch.options and "deepspeed-hostfile" not in launch.options and not has_config(launch):
+    elif "use-deepspeed" in launch.options and "deepspeed-hostfile" not in launch.options and not launch.has_config:
         if (launch.option("deepspeed-multinode-launcher") or "pdsh") == "pdsh":  # which is its default
             yield Hit(f"on each of {launch.nodes} nodes, accelerate starts deepspeed with pdsh")
 
 
 @launch_rule(*AGENTS)
 def nnodes(script: Script, launch: Launch) -> Iterator[Hit]:
-    agents, told = launch.nodes, nodes_option(launch)
+    agents, told = launch.nodes, launch.expected_nodes
     if agents is None or (launch.per_node or 1) > 1 or (launch.step is None and (script.job.nodes or 1) > 1):
         return
-    if farmed(launch) or "-" in (script.option("nodes") or ""):
+    if launch.farmed or "-" in (script.option("nodes") or ""):
         return
     option = "--num_machines" if launch.kind == "accelerate" else "--nnodes"
     if told is None:
-        if agents > 1 and not has_config(launch) and "standalone" not in launch.options:
+        if agents > 1 and not launch.has_config and "standalone" not in launch.options:
             if launch.kind == "torchrun":
                 yield Hit(f"no {option}: each of {agents} nodes trains alone")
             else:
@@ -123,10 +106,10 @@ def nnodes(script: Script, launch: Launch) -> Iterator[Hit]:
             yield Hit(f"{option} is {told}, but the launcher starts on {agents} node{'s' * (agents > 1)}")
 
 
-@launch_rule("torchrun", where=several_nodes)
+@launch_rule("torchrun", where="several_nodes")
 def standalone(script: Script, launch: Launch) -> Iterator[Hit]:
     own_work = any("task" in symbols(word) for word in launch.program)  # each node trains something else
-    if "standalone" in launch.options and not farmed(launch) and not own_work:
+    if "standalone" in launch.options and not launch.farmed and not own_work:
         yield Hit(f"--standalone on {launch.nodes} nodes")
 
 
@@ -141,7 +124,7 @@ def _ranks_and_gpus(script: Script, launch: Launch) -> tuple[int, int]:
         gpus = told.count(",") + 1
     elif launch.step and step.gpus_per_task:
         gpus = step.gpus_per_task
-    return (ranks_per_launcher(launch) or 0) * ((launch.per_node or 1) == 1), gpus or 0
+    return (launch.ranks or 0) * ((launch.per_node or 1) == 1), gpus or 0
 
 
 @launch_rule("python", *AGENTS)
@@ -222,19 +205,15 @@ def no_program(script: Script) -> Iterator[Hit]:
 def srun_in_turn(script: Script, launch: Launch) -> Iterator[Hit]:
     step = launch.step
     waits = step is not None and step.fan_out and bool(step.command.loops) and not step.background
-    if waits and nodes_option(launch) not in (None, "1", "1:1") and (script.job.nodes or 2) > 1:
+    if waits and launch.expected_nodes not in (None, "1", "1:1") and (script.job.nodes or 2) > 1:
         body = itertools.takewhile(lambda text: text.strip()[:4] != "done", script.lines[launch.line - 1 :])
         if not any(re.search(r"(?<![&>])&(?![&>\d])", text) for text in body):
             yield Hit("the loop starts one node after the other")
 
 
-def _tasks(launch: Launch) -> int:
-    return (launch.step.resources.tasks if launch.step and not launch.step.fan_out else 1) or 1
-
-
 @launch_rule("python")
 def rank_in_batch_shell(script: Script, launch: Launch) -> Iterator[Hit]:
-    tasks = _tasks(launch)
+    tasks = launch.tasks
     if tasks < 2:
         return
     one_per_node = launch.env("RANK") is None and launch.per_node == 1  # so all local ranks are 0
@@ -251,7 +230,7 @@ def rank_in_batch_shell(script: Script, launch: Launch) -> Iterator[Hit]:
 
 @launch_rule("python")
 def world_size(script: Script, launch: Launch) -> Iterator[Hit]:
-    told, tasks, line = launch.env("WORLD_SIZE") or "", _tasks(launch), script.assigned("WORLD_SIZE")
+    told, tasks, line = launch.env("WORLD_SIZE") or "", launch.tasks, script.assigned("WORLD_SIZE")
     if re.fullmatch(r"\d+(\*\d+)+", told):
         yield Hit(f"WORLD_SIZE is the text {told}; write $(( ))", line)
     ranks = number(told)
@@ -263,7 +242,7 @@ def world_size(script: Script, launch: Launch) -> Iterator[Hit]:
 @launch_rule()
 def gpus_per_task(script: Script, launch: Launch) -> Iterator[Hit]:
     step = launch.step
-    if step is None or _tasks(launch) < 2 or (launch.per_node or 1) < 2:
+    if step is None or launch.tasks < 2 or (launch.per_node or 1) < 2:
         return
     bind = step.options.get("gpu-bind") or script.option("gpu-bind") or "verbose"
     if bind != "none" and not bind.startswith("verbose"):
@@ -273,7 +252,7 @@ def gpus_per_task(script: Script, launch: Launch) -> Iterator[Hit]:
         yield Hit(f"--gpus-per-task with {launch.per_node} tasks per node", where)
 
 
-@launch_rule("python", where=several_nodes)
+@launch_rule("python", where="several_nodes")
 def not_exported(script: Script, launch: Launch) -> Iterator[Hit]:
     for name in sorted({"MASTER_ADDR", "MASTER_PORT"} & launch.hidden) if launch.step else ():
         if not re.search(rf"\$\{{?{name}", script.text):
@@ -323,7 +302,7 @@ def nccl_disabled(script: Script) -> Iterator[Hit]:
 
 @rule
 def loopback_interface(script: Script) -> Iterator[Hit]:
-    if any(map(several_nodes, launches(script))):
+    if any(each.several_nodes for each in launches(script)):
         for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
             if (script.found.value(name) or "").lstrip("=") == "lo":
                 yield Hit(f"{name}=lo in a job of several nodes", script.assigned(name))

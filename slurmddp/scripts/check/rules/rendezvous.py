@@ -6,24 +6,13 @@ import re
 from collections.abc import Iterator
 
 from slurmddp.scripts.check.finding import Hit, rule
-from slurmddp.scripts.check.launches import Launch
+from slurmddp.scripts.check.launches import AGENTS, Launch
 from slurmddp.scripts.check.rule import Severity
-from slurmddp.scripts.check.rules.common import (
-    AGENTS,
-    farmed,
-    has_config,
-    launch_rule,
-    nodes_option,
-    several_nodes,
-    static,
-)
+from slurmddp.scripts.check.rules.common import launch_rule
 from slurmddp.scripts.check.script import Script
 from slurmddp.scripts.check.values import likely, number, symbol_name, symbols
 
 _LOOPBACK = re.compile(r"(tcp://)?(localhost|127\.\d+\.\d+\.\d+|0\.0\.0\.0|\[?::1\]?)(:|$)")
-_ADDRESS_ARGUMENT = re.compile(
-    r"--?(?:dist|init|master)[-_]?(?:url|method|addr|address)[= ]['\"]?(?:tcp://)?([^ '\"]+)"
-)
 #: Why ranks do not meet at an address, by its symbol.
 _NOWHERE = {
     "own": "each node uses its own name as the address of the first one",
@@ -34,53 +23,37 @@ _NOWHERE = {
 }
 
 
-def address(launch: Launch) -> str | None:
-    """Return the address at which the ranks meet; None, if the launch gives none."""
-    if launch.kind == "python":
-        given = _ADDRESS_ARGUMENT.search(" ".join(launch.program))
-        return given[1] if given else launch.env("MASTER_ADDR")
-    if launch.kind == "accelerate":
-        return launch.option("main-process-ip", "rdzv-endpoint")
-    return launch.option("rdzv-endpoint") or (launch.option("master-addr") if static(launch) else None)
-
-
-def _meets(launch: Launch) -> bool:
-    """Tell whether launchers, or programs, of several nodes meet, as far as it can be read."""
-    alone = launch.kind != "python" and nodes_option(launch) in (None, "1")
-    return several_nodes(launch) and not farmed(launch) and not alone
-
-
-@launch_rule(*AGENTS, "python", where=_meets)
+@launch_rule(*AGENTS, "python", where="meets")
 def local_rendezvous(script: Script, launch: Launch) -> Iterator[Hit]:
-    value = address(launch)
+    value = launch.address
     if "standalone" in launch.options:
         return
     if value and _LOOPBACK.match(likely(value) or ""):
         doubt = "maybe" in symbols(value)
-        message = f"{launch.nodes or nodes_option(launch)} nodes meet at {(likely(value) or '').split(':')[0]}"
+        message = f"{launch.nodes or launch.expected_nodes} nodes meet at {(likely(value) or '').split(':')[0]}"
         yield Hit(message, severity="warning" if doubt else None)
-    elif not value and launch.kind != "python" and not has_config(launch):
+    elif not value and launch.kind != "python" and not launch.has_config:
         yield Hit("no address is given, so each node waits at its own 127.0.0.1")
 
 
-@launch_rule(*AGENTS, "python", where=_meets)
+@launch_rule(*AGENTS, "python", where="meets")
 def rendezvous_address(script: Script, launch: Launch) -> Iterator[Hit]:
-    value = address(launch) or ""
+    value = launch.address or ""
     kind = next((each for each in _NOWHERE if each in symbols(value)), None)
     if kind:
         yield Hit(_NOWHERE[kind].format(symbol_name(value, kind)))
 
 
-@launch_rule(*AGENTS, "python", "deepspeed", where=several_nodes)
+@launch_rule(*AGENTS, "python", "deepspeed", where="several_nodes")
 def hostname_ip(script: Script, launch: Launch) -> Iterator[Hit]:
-    if "hostname-ip" in symbols(address(launch) or ""):
+    if "hostname-ip" in symbols(launch.address or ""):
         line = _written(script, launch, r"hostname\s+(-i|-I|--ip-address|--all-ip-addresses)")
         yield Hit("the address comes from hostname --ip-address", line)
 
 
-@launch_rule(*AGENTS, "python", where=_meets)
+@launch_rule(*AGENTS, "python", where="meets")
 def fixed_host(script: Script, launch: Launch) -> Iterator[Hit]:
-    pinned, value = script.option("nodelist") or "", address(launch) or ""
+    pinned, value = script.option("nodelist") or "", launch.address or ""
     host = re.fullmatch(r"(?:tcp://)?([A-Za-z0-9][\w.-]*)(?::.*)?", likely(value) or "", re.DOTALL)
     if host and not _LOOPBACK.match(host[1]) and host[1] not in pinned:
         sure = not pinned and "maybe" not in symbols(value) and not re.search("your|master|head|host", host[1])
@@ -88,11 +61,11 @@ def fixed_host(script: Script, launch: Launch) -> Iterator[Hit]:
         yield Hit(f"{host[1]} need not be a node of this job", line, None if sure else "warning")
 
 
-@launch_rule(*AGENTS, where=_meets)
+@launch_rule(*AGENTS, where="meets")
 def node_rank(script: Script, launch: Launch) -> Iterator[Hit]:
     name = "machine-rank" if launch.kind == "accelerate" else "node-rank"
     option, value = f"--{name.replace('-', '_')}", launch.option(name)
-    if not static(launch) or (launch.per_node or 1) > 1:
+    if not launch.static or (launch.per_node or 1) > 1:
         return
     severity: Severity | None = "warning" if "config-file" in launch.options else None
     if value is None and not launch.opaque:
@@ -107,7 +80,7 @@ def node_rank(script: Script, launch: Launch) -> Iterator[Hit]:
         yield Hit(f"{option} is {value} on all nodes", severity=severity)
 
 
-@launch_rule(*AGENTS, "python", where=_meets)
+@launch_rule(*AGENTS, "python", where="meets")
 def random_per_node(script: Script, launch: Launch) -> Iterator[Hit]:
     values = {"MASTER_PORT": launch.env("MASTER_PORT")}
     if launch.kind != "python":
@@ -134,11 +107,11 @@ def _fixed_port(launch: Launch) -> str | None:
         given = launch.env("MASTER_PORT")
     elif "standalone" in launch.options or alone or (given is None and launch.opaque):
         return None
-    elif launch.kind == "torchrun" and (not static(launch) or launch.option("rdzv-endpoint")):
+    elif launch.kind == "torchrun" and (not launch.static or launch.option("rdzv-endpoint")):
         given = launch.option("rdzv-endpoint") or "localhost:29400"
         if ":" not in given and "?" not in symbols(given):
             given += ":29400"
-    elif given is None and not has_config(launch) and launch.kind != "deepspeed":
+    elif given is None and not launch.has_config and launch.kind != "deepspeed":
         given = "29500"
     if user := re.search("(?:^|:)\0user:(E?UID)\0$", given or ""):
         return f"${user[1]}"

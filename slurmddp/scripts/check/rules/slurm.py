@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from slurmddp.scripts.check.directives import FLAGS, OPTIONS, REMOVED, SRUN_ONLY, Directive, components
 from slurmddp.scripts.check.finding import Hit, rule
-from slurmddp.scripts.check.launches import PYTHON, Launch
-from slurmddp.scripts.check.rules.common import AGENTS, PLACEHOLDER, launch_rule, launches, several_nodes
+from slurmddp.scripts.check.launches import AGENTS, PYTHON, Launch
+from slurmddp.scripts.check.rules.common import PLACEHOLDER, launch_rule, launches
 from slurmddp.scripts.check.script import Script
 from slurmddp.scripts.check.values import symbols
 
@@ -155,7 +155,7 @@ def no_time(script: Script) -> Iterator[Hit]:
 def no_requeue(script: Script) -> Iterator[Hit]:
     time = script.option("time") or ""
     saves = any(script.option(name) is not None for name in ("requeue", "signal", "array"))
-    if _LONG.fullmatch(time) and not saves and any(map(several_nodes, launches(script))):
+    if _LONG.fullmatch(time) and not saves and any(each.several_nodes for each in launches(script)):
         message = f"--time={time} on several nodes, and nothing saves or requeues the job at its limit"
         yield Hit(message, script.line_of("time"))
 
