@@ -1,6 +1,6 @@
 """Faults on the test cluster, several times each: what survived, and what it cost.
 
-    python -m benchmarks.recovery [--runs N] [--only WORD | --chaos FAULTS] [--seed S] [--write]
+    python -m benchmarks.recovery [--runs N] [--only WORD | --chaos FAULTS] [--rivals FILE] [--seed S] [--write]
 
 Brings up a cluster of its own (root only, see tests/cluster/README.md) and takes it down again. One run at a time, each
 fault at a moment of chance; tests/cluster/proof.py says what has to hold for a run to have survived. --write puts the
@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks import rivals
 from benchmarks.environments import CHECKOUT
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
@@ -29,7 +30,8 @@ from tests.cluster.images import make_torch_image
 from tests.cluster.proof import SCENARIOS, Bench, Outcome, Scenario, chaos, play
 
 PAGE = CHECKOUT / "docs/reliability.md"
-BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
+MARKS = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
+RIVALS_MARKS = "<!-- measured with rivals -->\n", "<!-- end of rivals -->\n"
 #: A killed rank: the gap in training, in fresh starts of the same processes (with the checkpoint's reading added).
 WORKER_TARGET = 1.2
 #: A lost node: seconds of the gap beyond Slurm's own detection and the checkpoint's reading.
@@ -65,12 +67,19 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5, metavar="N", help="of each fault; default: %(default)s")
     parser.add_argument("--only", default="", metavar="WORD", help="faults whose name holds this word")
     parser.add_argument("--chaos", type=int, metavar="FAULTS", help="so many faults of chance in one run, instead")
+    parser.add_argument("--rivals", type=Path, metavar="FILE", help="other launchers, too: a line per run goes to FILE")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), metavar="S")
     parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.relative_to(CHECKOUT)}")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     try:
         with Cluster.started(f"recovery-{os.getpid()}") as cluster:
+            if options.rivals:
+                text = rivals.text(rivals.measure(cluster, options.rivals, options.runs, options.only, options.seed))
+                print(text)
+                if options.write:
+                    _write(PAGE, text, RIVALS_MARKS)
+                return 0
             rows = _measure(cluster, options)
     except ClusterError as error:
         print(f"no measurement: {error}", file=sys.stderr)
@@ -91,7 +100,7 @@ def _measure(cluster: Cluster, options: argparse.Namespace) -> list[Row]:
                 chance = random.Random(f"{options.seed} {number} {row.scenario.name}")
                 _play(bench, row, chance)
             if options.write:  # a round is most of a quarter of an hour: what was seen is not lost
-                _write(PAGE, _text(rows))
+                _write(PAGE, _text(rows), MARKS)
     finally:
         bench.close()
     return rows
@@ -164,10 +173,11 @@ def _judge(
         found.append((f"{what}: {show(values)}; target {target:g}: {'holds' if holds else 'MISSED'}", holds))
 
 
-def _write(page: Path, text: str) -> None:
+def _write(page: Path, text: str, marks: tuple[str, str]) -> None:
     """Put what was measured between the two marks of the page."""
-    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
-    page.write_text(before + BEGIN + "\n" + text + "\n" + END + rest.split(END)[1], encoding="utf-8")
+    begin, end = marks
+    before, rest = page.read_text(encoding="utf-8").split(begin)
+    page.write_text(before + begin + "\n" + text + "\n" + end + rest.split(end)[1], encoding="utf-8")
 
 
 if __name__ == "__main__":
