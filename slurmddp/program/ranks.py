@@ -106,7 +106,7 @@ def _starts_group(judge: Judge, event: Event) -> bool:
         unit = waiting.pop()
         if f"@{unit.source.module}:{unit.name}" in names:
             return True
-        new = {caller for caller, _ in judge.program.callers.get(id(unit), ())} - above
+        new = {caller for caller, _ in judge.program.callers.get(unit, ())} - above
         above |= new
         waiting += new
     return False

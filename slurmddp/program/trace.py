@@ -149,7 +149,7 @@ class Trace:
         if found or not unit.name or depth >= 6:
             return found
         if (unit, depth) not in self._switches:
-            ways = [self.switches(caller, tests, depth + 1) for caller, tests in self.program.callers.get(id(unit), ())]
+            ways = [self.switches(caller, tests, depth + 1) for caller, tests in self.program.callers.get(unit, ())]
             self._switches[unit, depth] = ways[0] if ways and all(ways) else []
         return self._switches[unit, depth]
 
@@ -166,14 +166,14 @@ class Trace:
             self._follow(unit, node, found, set(), 0)
         return found
 
-    def _follow(self, unit: Unit, node: ast.expr, found: Origin, seen: set[int], depth: int) -> None:
+    def _follow(self, unit: Unit, node: ast.expr, found: Origin, seen: set[ast.AST], depth: int) -> None:
         for each in ast.walk(node):
             if len(seen) > _LIMIT:
                 found.unknown.add("...")  # what was not followed may be anything
                 return
-            if id(each) in seen:
+            if each in seen:
                 continue
-            seen.add(id(each))
+            seen.add(each)
             if isinstance(each, ast.Constant) and isinstance(each.value, str):
                 found.words.add(each.value)
                 if each.value in self.options:  # args["resume"], getattr(args, "resume"), cfg.get("resume")
@@ -182,7 +182,7 @@ class Trace:
                 names = self.program.names.dotted(unit.source.module, each.func)
                 found.calls.update(names)
                 of_module = chain(each.func).split(".")[0] in self.program.names.aliases[unit.source.module]
-                seen.update(id(inner) for inner in (ast.walk(each.func) if of_module else [each.func]))
+                seen.update(ast.walk(each.func) if of_module else [each.func])
                 found.words.add(last(each.func))
                 if depth < _DEPTH:
                     for of, value in self.returned(names):
@@ -195,7 +195,7 @@ class Trace:
                     found.options.add(name)
                     values += [computed] if (computed := self.options[name].computed) else []
                 if (option or values) and isinstance(each, ast.Attribute):
-                    seen.update(id(inner) for inner in ast.walk(each))  # of args.resume, not args itself
+                    seen.update(ast.walk(each))  # of args.resume, not args itself
                 elif not (option or values) and isinstance(each, ast.Attribute):
                     names = self.program.names.dotted(unit.source.module, each)
                     if _CONFIG & set(chain(each).split(".")[:-1]) or any("parse_" in one for one in names):

@@ -6,7 +6,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from slurmddp.program.facts import Place
 from slurmddp.program.names import Names, chain, last, targets
@@ -25,6 +25,8 @@ _SINGLE = re.compile(
 _EXITS = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 _HOOKED = re.compile(r"Lightning|Callback|Trainer|Strategy|Algorithm|TrainerCallback|Plugin")
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef)
+#: The conditions around a statement.
+Guards: TypeAlias = tuple[ast.expr, ...]
 
 
 class Event(NamedTuple):
@@ -33,7 +35,7 @@ class Event(NamedTuple):
     unit: Unit
     node: ast.Call
     names: frozenset[str]
-    guards: tuple[ast.expr, ...]
+    guards: Guards
 
     @property
     def values(self) -> list[ast.expr]:
@@ -60,9 +62,9 @@ class Unit:
 
     def __init__(self, source: Source, name: str, of: str, node: ast.AST | None) -> None:
         self.source, self.name, self.of, self.node = source, name, of, node
-        self.calls: list[tuple[ast.Call, tuple[ast.expr, ...]]] = []
-        self.refs: list[tuple[ast.expr, tuple[ast.expr, ...]]] = []
-        self.assigns: list[tuple[ast.expr, ast.expr, tuple[ast.expr, ...]]] = []
+        self.calls: list[tuple[ast.Call, Guards]] = []
+        self.refs: list[tuple[ast.expr, Guards]] = []
+        self.assigns: list[tuple[ast.expr, ast.expr, Guards]] = []
 
     @property
     def decorators(self) -> list[ast.expr]:
@@ -84,7 +86,7 @@ class Program:
         for source in sources:
             top = Unit(source, "", "", None)
             self.units.append(top)
-            self._block(source.tree.body, (), top, "", source)
+            self._block(source.tree.body, (), top, "")
         self._functions: dict[tuple[str, str], list[Unit]] = defaultdict(list)
         self._methods: dict[str, list[Unit]] = defaultdict(list)
         self._members: dict[str, list[Unit]] = defaultdict(list)
@@ -94,8 +96,8 @@ class Program:
                 self._members[unit.of].append(unit)
             elif unit.name:
                 self._functions[unit.source.module, unit.name].append(unit)
-        self.callers: dict[int, list[tuple[Unit, tuple[ast.expr, ...]]]] = defaultdict(list)
-        self._conditions: dict[int, list[ast.expr]] = {}
+        self.callers: dict[Unit, list[tuple[Unit, Guards]]] = defaultdict(list)
+        self._conditions: dict[Unit, list[ast.expr]] = {}
         self.reached = self._reach()
         self.rank_names = self._rank_names()
         self.events = list(self._events())
@@ -107,50 +109,50 @@ class Program:
         text = lines[line - 1].strip() if line <= len(lines) else ""
         return Place(unit.source.path, line, text if len(text) <= 90 else f"{text[:87]}...")
 
-    def _block(self, body: list[ast.stmt], guards: tuple[ast.expr, ...], unit: Unit, of: str, source: Source) -> None:
+    def _block(self, body: list[ast.stmt], guards: Guards, unit: Unit, of: str) -> None:
         for node in body:
             if isinstance(node, _Function):
-                inner = Unit(source, node.name, of, node)
+                inner = Unit(unit.source, node.name, of, node)
                 self.units.append(inner)
                 for each in node.decorator_list:
                     self._expressions(each, guards, unit)
                 for default in [*node.args.defaults, *node.args.kw_defaults]:
                     self._expressions(default, guards, unit)
-                self._block(node.body, (), inner, "", source)
+                self._block(node.body, (), inner, "")
             elif isinstance(node, ast.ClassDef):
-                self.classes[node.name].append((source, node))
+                self.classes[node.name].append((unit.source, node))
                 for each in (*node.bases, *node.decorator_list):
                     self._expressions(each, guards, unit)
-                self._block(node.body, guards, unit, node.name, source)
+                self._block(node.body, guards, unit, node.name)
             elif isinstance(node, ast.If):
-                if (main := _is_main(node.test)) and source.module != "__main__":
+                if (main := _is_main(node.test)) and unit.source.module != "__main__":
                     continue
                 self._expressions(node.test, guards, unit)
                 inner_guards = guards if main else (*guards, node.test)
                 other = guards if main else (*guards, ast.UnaryOp(ast.Not(), node.test))
                 self.where.update(dict.fromkeys((node.test, *other[len(guards) :]), unit))
-                self._block(node.body, inner_guards, unit, of, source)
-                self._block(node.orelse, other, unit, of, source)
+                self._block(node.body, inner_guards, unit, of)
+                self._block(node.orelse, other, unit, of)
                 if node.body and (isinstance(node.body[-1], _EXITS) or _is_exit(node.body[-1])) and not node.orelse:
                     self.passed.update(dict.fromkeys(other[len(guards) :], not isinstance(node.body[-1], ast.Return)))
                     guards = other
             else:
-                self._statement(node, guards, unit, of, source)
+                self._statement(node, guards, unit, of)
 
-    def _statement(self, node: ast.stmt, guards: tuple[ast.expr, ...], unit: Unit, of: str, source: Source) -> None:
+    def _statement(self, node: ast.stmt, guards: Guards, unit: Unit, of: str) -> None:
         for target, value in targets(node):
             unit.assigns.append((target, value, guards))
         for name, value in ast.iter_fields(node):
             if name in ("body", "orelse", "finalbody") and isinstance(value, list):
-                self._block(value, guards, unit, of, source)
+                self._block(value, guards, unit, of)
             elif name in ("handlers", "cases"):
                 for each in value:
-                    self._block(each.body, guards, unit, of, source)
+                    self._block(each.body, guards, unit, of)
             else:
                 for each in value if isinstance(value, list) else [value]:
                     self._expressions(each, guards, unit)
 
-    def _expressions(self, node: object, guards: tuple[ast.expr, ...], unit: Unit) -> None:
+    def _expressions(self, node: object, guards: Guards, unit: Unit) -> None:
         if not isinstance(node, ast.AST):
             return
         for each in ast.walk(node):
@@ -164,17 +166,17 @@ class Program:
     def _reach(self) -> list[Unit]:
         """Follow references from the top level of each module. A method is reached by its name, if its class is."""
         waiting = [unit for unit in self.units if not unit.name]
-        reached: dict[int, Unit] = {id(unit): unit for unit in waiting}
+        reached = dict.fromkeys(waiting)
         classes: set[str] = set()
-        attributes: dict[str, list[tuple[Unit, tuple[ast.expr, ...]]]] = defaultdict(list)
+        attributes: dict[str, list[tuple[Unit, Guards]]] = defaultdict(list)
 
-        def add(unit: Unit, caller: Unit, guards: tuple[ast.expr, ...]) -> None:
-            self.callers[id(unit)].append((caller, guards))
-            if id(unit) not in reached:
-                reached[id(unit)] = unit
+        def add(unit: Unit, caller: Unit, guards: Guards) -> None:
+            self.callers[unit].append((caller, guards))
+            if unit not in reached:
+                reached[unit] = None
                 waiting.append(unit)
 
-        def add_class(name: str, caller: Unit, guards: tuple[ast.expr, ...]) -> None:
+        def add_class(name: str, caller: Unit, guards: Guards) -> None:
             if name in classes:
                 return
             classes.add(name)
@@ -203,7 +205,7 @@ class Program:
                     for target in self._methods.get(node.attr, ()):
                         if target.of in classes:
                             add(target, unit, guards)
-        return list(reached.values())
+        return list(reached)
 
     def _local(self, unit: Unit, node: ast.expr) -> Iterator[str]:
         module = unit.source.module
@@ -267,32 +269,31 @@ class Program:
             return any(parts) and all(a or b for a, b in zip(parts, alone, strict=True))
         return self.of_rank(test)
 
-    def always_under(self, unit: Unit, guards: tuple[ast.expr, ...], seen: frozenset[int] = frozenset()) -> bool:
+    def always_under(self, unit: Unit, guards: Guards, seen: frozenset[Unit] = frozenset()) -> bool:
         """Return whether each way to a call asks for the rank."""
         if any(self.leaves_one(test) for test in guards):
             return True
         if any(_RANK.search(last(d.func if isinstance(d, ast.Call) else d)) for d in unit.decorators):
             return True
-        callers = self.callers.get(id(unit), []) if unit.name else []
-        if not callers or id(unit) in seen:
+        callers = self.callers.get(unit, []) if unit.name else []
+        if not callers or unit in seen:
             return False
-        return all(self.always_under(caller, tests, seen | {id(unit)}) for caller, tests in callers)
+        return all(self.always_under(caller, tests, seen | {unit}) for caller, tests in callers)
 
-    def conditions(self, unit: Unit, guards: tuple[ast.expr, ...]) -> list[ast.expr]:
+    def conditions(self, unit: Unit, guards: Guards) -> list[ast.expr]:
         """Return the conditions around a call, and those around all calls of its function."""
         return [*guards, *self._above(unit)]
 
     def _above(self, unit: Unit) -> list[ast.expr]:
-        if (known := self._conditions.get(id(unit))) is None:
+        if (known := self._conditions.get(unit)) is None:
             tests: dict[ast.expr, None] = {}
-            seen, level = {id(unit)}, [unit]
+            seen, level = {unit}, [unit]
             for _ in range(6):
-                ways = [way for each in level if each.name for way in self.callers.get(id(each), ())[:8]]
+                ways = [way for each in level if each.name for way in self.callers.get(each, ())[:8]]
                 tests.update(dict.fromkeys(test for _, guards in ways for test in guards))
-                level = [caller for caller, _ in {id(caller): (caller, 0) for caller, _ in ways}.values()
-                         if id(caller) not in seen]  # fmt: skip
-                seen |= {id(caller) for caller in level}
-            known = self._conditions[id(unit)] = list(tests)
+                level = [caller for caller in dict.fromkeys(caller for caller, _ in ways) if caller not in seen]
+                seen.update(level)
+            known = self._conditions[unit] = list(tests)
         return known
 
 
