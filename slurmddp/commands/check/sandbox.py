@@ -21,6 +21,7 @@ from slurmddp.assets import package_folder
 from slurmddp.commands import options as opt
 from slurmddp.commands.check.compare import Start
 from slurmddp.commands.terminal import exit_on_signals
+from slurmddp.container import SIF_PROGRAMS
 from slurmddp.errors import UserError
 from slurmddp.job.plan.model import Plan
 from slurmddp.job.resolve import Request
@@ -150,19 +151,21 @@ class Sandbox:
         for folder in self._writable:  # what is not there cannot be made writable
             with contextlib.suppress(OSError):
                 os.makedirs(folder, mode=0o700, exist_ok=True)
-        _refuse_without_namespaces(self._protected("probe"))
-        self.request = request.adding(*_options({"paths.runs": str(self.root)}))
+        shutil.copy(package_folder() / "launch" / "readonly.py", self.root)
+        _refuse_without_namespaces([sys.executable, *self._protected("probe")])
+        seen = {"container.binds": json.dumps([str(self.root)])} if plan.container.needs_image else {}
+        self.request = request.adding(*_options({"paths.runs": str(self.root), **seen}))
         self.saves_left_out = set[Path]()
 
     def _protected(self, tmp: str) -> list[str]:
-        """Return the command behind which only the rehearsal's own folder and caches can be written."""
-        program = package_folder() / "launch" / "readonly.py"
+        """Return what a Python is given so that only the rehearsal's own folder and caches can be written."""
         own = [str(self.root), str(self.root / "tmp" / tmp), *self._writable, "--"]
-        return [sys.executable, "-I", "-S", str(program), *own]
+        return ["-I", "-S", str(self.root / "readonly.py"), *own]
 
     def wrap(self, name: str) -> list[str]:
         """Return launch.wrap for a run. Each start of its ranks has a /tmp of its own."""
-        return [*self._protected(f"{name}-{{attempt}}-{{restart}}"), *self.plan.job.launch.wrap]
+        python = self.plan.container.python if self.plan.container.needs_image else sys.executable
+        return [python, *self._protected(f"{name}-{{attempt}}-{{restart}}"), *self.plan.job.launch.wrap]
 
     def workdir(self, name: str) -> Path | None:
         """Make a working directory like the user's, in which nothing that is written changes theirs. None: the job has
@@ -247,5 +250,10 @@ _CHANGES = {"site": "local", "resources.nodes": "1", "resources.gpus_per_node": 
 
 
 def on_this_machine(request: Request) -> Request:
-    """Return the request of a run in the sandbox."""
-    return replace(request.adding(*_options(_CHANGES)), inside=True)
+    """Return the request of a run in the sandbox: in the job's image, if this machine has what starts it."""
+    here = replace(request.adding(*_options(_CHANGES)), inside=True)
+    resolved = prepare(here, strict=False).resolved
+    of_site = resolved.layered.origins["container", "runtime"].layer.startswith("site ")
+    if resolved.job.container.image and of_site and (runtime := next(filter(shutil.which, SIF_PROGRAMS), "")):
+        return here.adding(*_options({"container.runtime": runtime}))
+    return here

@@ -14,9 +14,10 @@ from slurmddp.commands.check.compare import Outcome, Start, halved, resumed, sto
 from slurmddp.commands.check.rehearsal import Rehearsal
 from slurmddp.commands.check.sandbox import RehearsalRun, Sandbox, on_this_machine, sandboxed
 from slurmddp.job.resolve import Request
+from slurmddp.launch.prepare import prepare
 from slurmddp.records.rehearsal import VERDICT, Line, Verdict, read_verdict
 from slurmddp.run import rehearsed, snapshot
-from tests.helpers import LM_JOB, Desk, Result
+from tests.helpers import LM_JOB, SIF, Desk, Result
 
 Cli = Callable[..., Result]
 OWN_JOB = "site: cores\nresources: {time: 1h}\ntrain: {script: train.py, args: [--lr, '1']}\n"
@@ -194,3 +195,27 @@ def test_what_to_do_about_a_failure_follows_from_its_cause(desk: Desk, why: str,
     box.plan, box.saves_left_out = desk.plan(OWN_JOB), {Path("best.pt")}
     told = Rehearsal(box)._todo(why, start(*range(steps + 1)))
     assert told is None if todo is None else told is not None and todo in told
+
+
+@pytest.mark.parametrize(
+    ("program", "more", "image"),
+    [("apptainer", "", True), ("another", "", False), ("apptainer", ", runtime: none", False)],
+)
+def test_it_runs_in_the_jobs_image_where_that_can_be_started(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, program: str, more: str, image: bool
+) -> None:
+    monkeypatch.setattr(sandbox, "_refuse_without_namespaces", lambda command: None)
+    monkeypatch.setenv("PATH", str(desk.program(program, "#!/bin/bash\n").parent))
+    monkeypatch.chdir(desk.project)
+    desk.write("train.py", "import torch\n")
+    desk.write("torch.sif", SIF)
+    desk.write("job.yaml", f"container: {{image: torch.sif{more}}}\n{OWN_JOB}")
+    request = on_this_machine(Request(str(desk.project / "job.yaml"), environment=desk.environment))
+    plan = prepare(request, strict=False).plan
+    assert (plan.container.runtime == "apptainer") is image
+    if image:
+        box = Sandbox(request)
+        python, *_, wrap = (*box.wrap("first"), box.root / "readonly.py")
+        assert python == plan.container.python and str(wrap) in box.wrap("first"), "of the image, and seen in it"
+        binds = prepare(box.request, strict=False).plan.container.binds
+        assert str(box.root) in {bind.destination for bind in binds if bind.mode == "rw"}
