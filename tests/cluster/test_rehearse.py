@@ -1,13 +1,21 @@
-"""`slurmddp check --rehearse` on a real Slurm: a job that survives, and one whose checkpoints cannot be written."""
+"""`slurmddp check --rehearse` on a real Slurm: a job that survives, and one whose checkpoints cannot be written; and
+nanoGPT in an image, on the login host.
+"""
 
 from __future__ import annotations
 
 import json
+import pickle
+from array import array
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from . import others
 from .cluster import Cluster
+from .frameworks import Environment
+from .others import NANO_GPT
 from .runs import ONE_RANK_A_NODE, Alice
 
 pytestmark = pytest.mark.cluster
@@ -50,6 +58,32 @@ def test_a_job_that_cannot_save_fails_its_rehearsal_and_is_cancelled(alice: Alic
     assert "Permission denied" in told["failed"]["why"], told
     assert [step["name"] for step in told["steps"]] == NAMES[:1]
     wait_for_empty_queue(alice)
+
+
+@pytest.mark.long
+def test_a_program_of_others_is_rehearsed_in_an_image(alice: Alice) -> None:
+    sources = others.sources()
+    if sources is None or not alice.image:
+        pytest.skip(f"needs Apptainer, and {others.VARIABLE}: see tests/README.md")
+    program = replace(NANO_GPT, data="")
+    folder = others.install(alice.cluster, alice.image, Environment("", {}), program, sources, "rehearsed")
+    data = alice.cluster.machine_path(folder) / "data" / "shakespeare_char"
+    text = (data.parents[1] / "input.txt").read_bytes()[:100_000]
+    for name in ("train.bin", "val.bin"):
+        (data / name).write_bytes(array("H", text).tobytes())
+    (data / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 128}))
+    sets = (
+        *("--set", f"container.image={alice.image}", "--set", "resources.ranks_per_node=2"),
+        *("--set", "train.resume_args=[--init_from=resume]", "--set", "checkpoint.watch=[out-shakespeare-char]"),
+    )
+    words = [*program.arguments, "--eval_interval=20", "--always_save_checkpoint=True"]
+    command = ["slurmddp", "check", program.script, "--rehearse", "--json", *sets, "--", *words]
+    done = alice.cluster.run("login", command, cwd=folder, check=False, timeout=580)
+    assert done.returncode == 0, done.stdout + done.stderr
+    kill, stop, half = json.loads(done.stdout)["sentences"]
+    assert kill.startswith("Killed after step 23, it resumed at step 20, but went on differently: the loss of step 21 ")
+    assert stop.startswith("Asked to stop after step 23, it went on for ") and stop.endswith(" lost.")
+    assert half.startswith("Then started on 1 rank, it resumed at step "), "its seed is not saved, its optimizer is"
 
 
 def wait_for_empty_queue(alice: Alice) -> None:
