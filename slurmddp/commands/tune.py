@@ -45,6 +45,11 @@ _OF_SCRIPTS = (
     "not measured of a script: memory, the largest micro batch, shards, the loader alone, the noise scale, "
     "more than this machine"
 )
+_NO_TENSOR = "not measured: tensor parallelism, so the job file has parallel.tensor 1"
+_NODES_STAY = (
+    "nodes and ranks stay as the job has them: only this machine was measured, not the cluster. To compare numbers of "
+    "nodes, submit the script with each, such as --nodes 1 and --nodes 2, and compare the speed in `slurmddp status`"
+)
 
 
 @opt.job_command()
@@ -61,9 +66,9 @@ def tune(
 ) -> None:
     """Measure in minutes how large the batch may be, how many nodes are worth it, and what the limit is.
 
-    Runs here if this is an allocation or a machine without Slurm, else as one short job; a script of your own always
-    runs here. Writes a job file with the choice and its reasons, and a page with a chart. Exit codes: 0 measured, 1 not
-    or in part, 2 a mistake."""
+    Runs here if this is an allocation or a machine without Slurm, else as one short job. A script of your own runs on
+    this machine only, whatever --nodes says. Writes a job file with the choice and its reasons, and a page with charts.
+    Exit codes: 0 measured, 1 not or in part, 2 a mistake."""
     # Inside of an allocation, a range of nodes would be refused: this one is only looked at.
     probe = replace(request.adding(("resources.nodes", "1", "slurmddp tune"), *_options(CHANGES)), inside=True)
     plan = prepare(probe, strict=False).plan
@@ -76,15 +81,20 @@ def tune(
             raise UserError(f"{path} exists", todo="choose another name with -o, or add --force")
     if plan.program.own:
         opt.one_of({"--memory": memory, "a script": True}, todo="remove it: a script's memory is not measured")
-        here, (folder, tuned, failed) = True, _script(request)
+        here, (folder, tuned, failed) = not plan.site.queues, _script(request)
     else:
         here = "SLURM_JOB_ID" in os.environ or not plan.site.queues
         # Another name: `last`, `resume` and `scaling` mean the job's own runs.
         measured = replace(request.adding(("name", f"{plan.job.name}-tune", "slurmddp tune")), inside=here)
         folder, tuned, failed = _task(measured, margin, memory, quiet=as_json)
+        if plan.job.train.task == "lm":
+            tuned = tuned._replace(notes=(*tuned.notes, _NO_TENSOR))
     if failed:
         tuned = tuned._replace(notes=(*tuned.notes, f"not all was measured: {failed}"))
     verdict = tuning.judge(tuned, share)
+    if plan.program.own and plan.site.queues:
+        choice = verdict.choice._replace(options={}, reasons=[*verdict.choice.reasons, _NODES_STAY])
+        verdict = verdict._replace(choice=choice)
     settings = ((key, value, "slurmddp tune") for key, value in verdict.choice.options.items())
     chosen = prepare(replace(request, inside=here).adding(*settings), strict=False)
     write_new(file, _job_file(chosen, verdict), force=force)
@@ -115,7 +125,7 @@ def _script(request: Request) -> tuple[Path, Tuned, str]:
     """Run a script on 1, 2, 4, ... ranks of this machine as the rehearsal does, and read what the observer saw."""
     points, failed = [], ""
     with sandboxed(on_this_machine(request)) as sandbox:
-        opt.say(f"tune {sandbox.plan.job.name} on up to {sandbox.ranks} ranks of this machine, in {sandbox.root}")
+        opt.say(f"tune {sandbox.plan.job.name} on up to {sandbox.ranks} ranks of this machine alone, in {sandbox.root}")
         try:
             for ranks in sizes(sandbox.ranks):
                 opt.say(f"  ranks {ranks}")

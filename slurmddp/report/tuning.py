@@ -135,7 +135,8 @@ def estimate(tuned: Tuned, point: Point) -> tuning.Memory | None:
 
 def _options(tuned: Tuned, point: Point, unit: str) -> dict[str, str]:
     per_node = point.ranks // point.nodes
-    options = {"resources.nodes": str(point.nodes)}
+    # A script ran on this machine alone, which says nothing of the nodes.
+    options = {"resources.nodes": str(point.nodes)} if tuned.batch else {}
     if unit == "rank":
         options |= {"resources.ranks_per_node": str(per_node)}
         if tuned.device not in ("cpu", ""):
@@ -144,6 +145,7 @@ def _options(tuned: Tuned, point: Point, unit: str) -> dict[str, str]:
         options |= {
             "train.batch.global": str(tuned.batch), "train.batch.micro": str(point.micro),
             "train.batch.accumulation": "null", "parallel.replicate": "null", "parallel.shard": str(_shard(point)),
+            "parallel.tensor": "1",  # nothing else was measured
             "train.activation_checkpointing": "true" if point.recompute else "false",
         }  # fmt: skip
     return options
@@ -158,7 +160,8 @@ def _size_reason(unit: str, rows: Sequence[tuning.Scaled], size: int, beyond: in
         return f"{counted}: {brings}, less than {100 * share:.0f} %"
     if len(rows) == 1:
         return f"{counted}: whether more are worth it is not known, because no more were measured"
-    gain = f"the last ones brought {100 * (chosen.gain or 0):.0f} % of one alone each"
+    before = max(row.size for row in rows if row.size < size)
+    gain = f"each one added to {before} brought {100 * (chosen.gain or 0):.0f} % of one alone"
     return f"{counted}: {gain}; whether more are worth it is not known, because no more were measured"
 
 
@@ -174,14 +177,15 @@ def _batch_reasons(tuned: Tuned, point: Point) -> list[str]:
         reasons.append("the largest micro batch that fits is not known")
     else:
         word = "with" if point.recompute else "without"
+        whole = max(fitting) >= -(-(tuned.batch or 0) // min(each.ranks for each in tuned.points))
         reasons.append(
-            f"{max(fitting)} is the largest micro batch measured to fit {_size(tuned.limit)} {word} activation "
-            f"checkpointing, with {100 * tuned.margin:.0f} % left free"
-            + "; a smaller one that is about as fast is taken"
-            * (point.micro < max(fitting))
+            f"{max(fitting)} is the largest micro batch measured to fit {_size(tuned.limit)} of free memory {word} "
+            f"activation checkpointing, with {100 * tuned.margin:.0f} % left free"
+            + "; a smaller one that is about as fast is taken" * (point.micro < max(fitting))
+            + "; a larger one would exceed a rank's share of the global batch, so none was tried" * whole
         )
     if point.parallel != _DDP:
-        reasons.append("a larger micro batch may fit into shards, which was not tried")
+        reasons.append("a larger micro batch may fit into shards: only that of one rank with the whole model was tried")
     others = [each for each in tuned.points if each.ranks == point.ranks and each.parallel != point.parallel]
     for other in others:
         speeds = f"{figure(point.samples_per_second)} against {figure(other.samples_per_second)} samples/s"
@@ -255,7 +259,8 @@ def _tables(tuned: Tuned, verdict: Verdict) -> dict[str, list[tuple[str, ...]]]:
             (each.peak for each in tuned.trials
              if (each.micro, each.recompute) == (verdict.choice.point.micro, verdict.choice.point.recompute)), None
         )  # fmt: skip
-        tables["Memory of a rank with the choice"] = [
+        more = ", measured with all else that the process took" if tuned.device == "cpu" else ""
+        tables[f"Memory of a rank with the choice: estimated of tensors{more}"] = [
             ("PARAMETERS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS", "ESTIMATED", "MEASURED"),
             (*map(_size, memory), _size(memory.total), _size(measured) or "not measured"),
         ]

@@ -224,5 +224,5 @@ def test_tune_runs_a_script_on_one_and_two_ranks_and_names_its_slow_loader(tmp_p
     told = json.loads(done.stdout)
     assert [(each["ranks"], each["parts"]["data"] > 0.015) for each in told["points"]] == [(1, True), (2, True)]
     assert told["limited_by"] == "data" and told["memory"] is None and told["noise_scale"] is None
-    assert set(told["choice"]["options"]) == {"resources.nodes", "resources.ranks_per_node"}
+    assert set(told["choice"]["options"]) == {"resources.ranks_per_node"}
     assert (tmp_path / "snapshot.pt").read_text() == "the user's own"

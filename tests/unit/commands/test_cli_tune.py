@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from slurmddp.commands import tune
 from slurmddp.records.tuning import Point, Trial, Tuned
 from slurmddp.shared.files import read_json
 from tests.helpers import Desk, Result
@@ -18,7 +19,7 @@ name: gpt
 site: here
 resources: {ranks_per_node: 2}
 train: {task: lm, data: {path: data}, batch: {global: 16, micro: 1}}
-parallel: {shard: 2}
+parallel: {tensor: 2}
 """
 MEASURED = Tuned(
     "cpu", 16, 0.1, None, 4000, 8000, {"off": 30},
@@ -55,7 +56,8 @@ def test_a_job_file_with_the_choice_and_its_reasons_is_written(desk: Desk, cli: 
     reasons = [line for line in text.splitlines() if line.startswith("# - ")]
     assert reasons[0].startswith("# - 2 ranks: ") and any("DDP, not FSDP: 160 against 120" in each for each in reasons)
     job = desk.resolve_file(desk.project / "gpt.tuned.yaml").job
-    assert (job.train.batch.global_, job.train.batch.micro, job.parallel.shard) == (16, 8, 1)
+    assert (job.train.batch.global_, job.train.batch.micro, job.parallel.shard, job.parallel.tensor) == (16, 8, 1, 1)
+    assert "note: not measured: tensor parallelism" in done.out
     assert (job.resources.ranks_per_node, job.recovery.requeue, job.timeouts.hang) == (2, "auto", 120)
     assert "Tuning of gpt" in (desk.project / "gpt.tuned.html").read_text()
 
@@ -125,3 +127,18 @@ def test_a_range_of_nodes_is_submitted_as_it_is(desk: Desk, cli: Cli) -> None:
     desk.write("many.yaml", JOB.replace("here", "cores").replace("{ranks_per_node: 2}", "{nodes: 2-3, account: a}"))
     done = cli("tune", "many.yaml")
     assert "no such account" in done.err and "fixed" not in done.err and done.code != 0
+
+
+def test_a_script_measured_here_does_not_change_the_nodes_of_its_job(
+    desk: Desk, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = Tuned("", None, points=(Point(1, 1, 10.0, ""), Point(1, 2, 11.0, "")))
+    monkeypatch.setattr(tune, "_script", lambda request: (desk.project, measured, ""))
+    options = ("--nodes", "4", "--set", "resources.account=a")
+    done = cli("tune", "train.py", "--site", "cores", *options, "-o", "there.yaml")
+    assert done.code == 0, done.err
+    assert "nodes and ranks stay as the job has them" in done.out and "1 rank: each one more" in done.out
+    asked = desk.resolve_file(desk.project / "there.yaml").job.resources
+    assert (asked.nodes, asked.ranks_per_node) == (4, None)
+    cli("tune", "train.py", "--set", "resources.ranks_per_node=2", "--site", "here", "-o", "here.yaml")
+    assert desk.resolve_file(desk.project / "here.yaml").job.resources.ranks_per_node == 1
