@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import functional
 
 from slurmddp.runtime import job
+from slurmddp.runtime.parallel.tensor import split
 from slurmddp.runtime.parallel.wrap import wrap
 from slurmddp.runtime.tasks.gpt import GPT
 from slurmddp.runtime.world import World
@@ -199,8 +202,10 @@ def test_saved_in_one_mesh_and_loaded_in_another(
 
 @pytest.mark.ranks(4)
 def test_a_killed_rank_starts_again(ranks: Ranks, tmp_path: Path) -> None:
-    """And the run is that of ranks which nobody disturbed, to the bit."""
-    options = {"train__steps": 60, "checkpoint__every_steps": 5, **mesh(2, 1, 2)}
+    """And the run is that of ranks which nobody disturbed, to the bit: each draws its own dropout masks again."""
+    options = {
+        "train__steps": 60, "checkpoint__every_steps": 5, "train__model": MODEL | {"dropout": 0.1}, **mesh(2, 1, 2)
+    }  # fmt: skip
     data = windows(tmp_path)
     whole, broken = lm(tmp_path, "whole", data, **options), lm(tmp_path, "broken", data, **options)
     with launched(broken, 4, "--max-restarts=1") as job:
@@ -211,6 +216,60 @@ def test_a_killed_rank_starts_again(ranks: Ranks, tmp_path: Path) -> None:
     assert broken.events("resumed")[0]["step"] >= 5
     assert broken.losses(0) == whole.losses(0)
     assert same(load(broken.checkpoint(60)), load(whole.checkpoint(60)))
+
+
+def dropped(joined: World) -> tuple[list[list[bool]], list[list[bool]], float, float]:
+    """What dropout kept, twice; the squared norm of the gradient; and how the loss changes along it."""
+    kept: list[list[bool]] = []
+    drop = functional.dropout
+
+    def noted(x: torch.Tensor, p: float, training: bool) -> torch.Tensor:
+        found = drop(x, p, training)
+        kept.append((found != 0).flatten().tolist())
+        return found
+
+    torch.manual_seed(0)
+    model = GPT(**MODEL, context=8, dropout=0.3, tied=True).double()
+    split(model, init_device_mesh("cpu", (joined.size,)))
+    tokens, targets = torch.randint(256, (2, 3, 8))
+    torch.manual_seed(1 + joined.rank)  # as training does
+    state = torch.get_rng_state()
+
+    def loss() -> torch.Tensor:
+        torch.set_rng_state(state)
+        return functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+
+    functional.dropout = noted
+    try:
+        loss().backward()
+        first = kept.copy()
+        kept.clear()
+        loss()
+    finally:
+        functional.dropout = drop
+    gradients = [(item, item.grad) for item in model.parameters() if item.grad is not None]
+    square = sum(float(whole(gradient).square().sum()) for _, gradient in gradients)
+    moved = []
+    with torch.no_grad():
+        for factor in (1e-4, -2e-4):
+            for item, gradient in gradients:
+                item.add_(gradient, alpha=factor)
+            moved.append(float(loss()))
+    return first, kept, square, (moved[0] - moved[1]) / 2e-4
+
+
+def whole(tensor: Any) -> torch.Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+@pytest.mark.ranks(2)
+def test_ranks_drop_their_own_parts_and_gradients_are_those_of_the_masks(ranks: Ranks) -> None:
+    """Nothing that ranks hold in common is dropped: parts of the sequence between layers, and heads within."""
+    (kept, again, square, slope), (others, *_, others_slope) = ranks(2, dropped)
+    assert kept == again and len(kept) == len(others) == 1 + 2 * MODEL["layers"]
+    for mine, theirs in zip(kept, others, strict=True):
+        assert len(mine) == len(theirs) == 3 * 4 * MODEL["width"] and mine != theirs
+    assert slope == others_slope == pytest.approx(square, rel=1e-5)
 
 
 def apart(joined: World) -> None:
