@@ -18,6 +18,7 @@ from slurmddp.errors import ExternalError, UserError
 from slurmddp.job.plan.model import Plan
 from slurmddp.job.resolve import Request
 from slurmddp.job.types import mebibytes
+from slurmddp.launch.named_file import JOB_SUFFIXES
 from slurmddp.launch.prepare import Prepared, prepare
 from slurmddp.records.metrics import Metrics
 from slurmddp.records.tuning import REQUEST, RESULT, Order, Tuned, read
@@ -74,8 +75,8 @@ def tune(
     plan = prepare(probe, strict=False).plan
     file = output or Path(f"{plan.job.name}.tuned.yaml")
     page = file.with_suffix(".html")
-    if page == file:
-        raise UserError(f"-o {file} is the name of the page, too", todo="choose a name that ends in .yaml")
+    if file.suffix not in JOB_SUFFIXES:
+        raise UserError(f"-o {file} is no name of a job file", todo="choose a name that ends in .yaml")
     for path in () if force else (file, page):
         if path.exists():
             raise UserError(f"{path} exists", todo="choose another name with -o, or add --force")
@@ -117,7 +118,7 @@ def _task(request: Request, margin: float, memory: str | None, *, quiet: bool) -
     folder, failed = _run(prepared, quiet=quiet) if request.inside else _submit(prepared)
     tuned = _result(folder)
     if tuned is None or not tuned.points:
-        raise ExternalError(f"nothing was measured: {failed or 'no result'}")
+        raise ExternalError(f"nothing was measured: {failed or '; '.join(tuned.notes if tuned else ()) or 'no result'}")
     return folder.path, tuned, failed
 
 

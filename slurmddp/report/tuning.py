@@ -173,9 +173,9 @@ def _batch_reasons(tuned: Tuned, point: Point) -> list[str]:
     product = f"micro {point.micro} x accumulation {point.accumulation} x {per_node} ranks per node x {point.nodes}"
     reasons = [f"global batch {tuned.batch} {'=' if exact else 'is at most'} {product} node{'s' * (point.nodes > 1)}"]
     fitting = [each.micro for each in tuned.trials if each.fits and each.recompute == point.recompute]
-    if tuned.limit is None or not fitting:
+    if tuned.limit is None:
         reasons.append("the largest micro batch that fits is not known")
-    else:
+    elif fitting:
         word = "with" if point.recompute else "without"
         whole = max(fitting) >= -(-(tuned.batch or 0) // min(each.ranks for each in tuned.points))
         reasons.append(
@@ -184,8 +184,11 @@ def _batch_reasons(tuned: Tuned, point: Point) -> list[str]:
             + "; a smaller one that is about as fast is taken" * (point.micro < max(fitting))
             + "; a larger one would exceed a rank's share of the global batch, so none was tried" * whole
         )
-    if point.parallel != _DDP:
-        reasons.append("a larger micro batch may fit into shards: only that of one rank with the whole model was tried")
+    if sharded := [each for each in tuned.points if each.parallel != _DDP]:
+        micro = sharded[-1].micro
+        reasons.append(
+            f"{sharded[-1].parallel} was measured with micro {micro} only: the largest that fits was not searched"
+        )
     others = [each for each in tuned.points if each.ranks == point.ranks and each.parallel != point.parallel]
     for other in others:
         speeds = f"{figure(point.samples_per_second)} against {figure(other.samples_per_second)} samples/s"

@@ -102,6 +102,13 @@ def test_a_limit_of_memory_is_found_by_steps(tmp_path: Path) -> None:
     assert found.notes == ()
 
 
+@pytest.mark.long
+def test_that_nothing_fits_is_said(tmp_path: Path) -> None:
+    found = measured(lm(tmp_path / "run", Order(memory=1)), 1)
+    assert found.points == () and not any(each.fits for each in found.trials)
+    assert found.notes == ("not even a micro batch of 1 fits into the free memory of one rank",)
+
+
 def test_what_runs_out_of_memory_is_told_from_other_errors() -> None:
     assert memory.is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"))
     assert not memory.is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))

@@ -99,6 +99,8 @@ class Tuner:
                 self._note("the model itself does not fit into the memory of one rank")
                 return
             meter.reset()
+        if not any(trial.fits for trial in self._found.trials):
+            self._note("not even a micro batch of 1 fits into the free memory of one rank")
 
     def _describe(self, session: Session) -> None:
         chosen = self._job.train.optimizer

@@ -92,6 +92,7 @@ def test_files_that_exist_are_kept_unless_forced(desk: Desk, cli: Cli) -> None:
     [
         (("job.yaml", "--memory", "8"), "--memory '8' must be an amount of memory with a unit"),
         (("job.yaml", "-o", "a.html"), "choose a name that ends in .yaml"),
+        (("job.yaml", "-o", "tuned"), "-o tuned is no name of a job file"),
         (("missing.yaml",), "missing.yaml"),
         (("train.py", "--memory", "8G"), "--memory and a script cannot be combined"),
         (("job.yaml", "--set", "train.batch.micro=x"), "train.batch.micro"),
@@ -114,6 +115,9 @@ def test_without_any_result_nothing_is_written(desk: Desk, cli: Cli) -> None:
     give(desk, "exit 1")
     done = cli("tune", "job.yaml")
     assert done.code == 1 and "nothing was measured" in done.err
+    desk.write("measured.json", json.dumps(MEASURED._replace(points=(), notes=("nothing fits",)).write()))
+    give(desk, f"cp {desk.project}/measured.json $SLURMDDP_RUN/tuned.json")
+    assert "nothing was measured: nothing fits" in cli("tune", "job.yaml").err
     give(desk, "echo '{}' >$SLURMDDP_RUN/tuned.json")
     done = cli("tune", "job.yaml")
     assert done.code == 1 and "tuned.json is no result of slurmddp tune" in done.err
