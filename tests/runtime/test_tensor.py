@@ -239,14 +239,12 @@ def dropped(joined: World) -> tuple[list[list[bool]], list[list[bool]], float, f
         torch.set_rng_state(state)
         return functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
 
-    functional.dropout = noted
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functional, "dropout", noted)
         loss().backward()
         first = kept.copy()
         kept.clear()
         loss()
-    finally:
-        functional.dropout = drop
     gradients = [(item, item.grad) for item in model.parameters() if item.grad is not None]
     square = sum(float(whole(gradient).square().sum()) for _, gradient in gradients)
     moved = []
