@@ -270,6 +270,11 @@ def test_ranks_drop_their_own_parts_and_gradients_are_those_of_the_masks(ranks: 
     assert slope == others_slope == pytest.approx(square, rel=1e-5)
 
 
+def test_logits_without_padding_are_no_view() -> None:
+    """FSDP warns of a module that returns one, at each start."""
+    assert not GPT(**MODEL, context=8, dropout=0.0, tied=True)(torch.zeros(1, 8, dtype=torch.int64))._is_view()
+
+
 def apart(joined: World) -> None:
     """Each rank of this pool has a node of its own."""
     wrap(GPT(**MODEL, context=8, dropout=0.0, tied=True), job.parse(make_job(parallel__tensor=2)), joined)

@@ -77,4 +77,5 @@ class GPT(nn.Module):
             x = block(x)
         x = self.norm(x)
         logits: torch.Tensor = self.head(x, self.tokens.weight) if isinstance(self.head, Tied) else self.head(x)
-        return logits[:, :time]
+        # Not always a slice: FSDP warns of modules that return a view.
+        return logits if logits.shape[1] == time else logits[:, :time]
