@@ -61,7 +61,9 @@ def tune(
         "SHARE", "What one more node has to bring, as a share of the first one", default=0.5, min=0.01, max=1
     ),
     margin: float = opt.value("SHARE", "Share of the memory that stays free", default=0.1, min=0, max=0.9),
-    memory: str | None = opt.value("SIZE", "Memory per rank, such as 8G  [default: the GPU's; of the node's on CPUs]"),
+    memory: str | None = opt.value(
+        "SIZE", "Memory per rank, such as 8G  [default: the GPU's; on CPUs, its share of --mem]"
+    ),
     force: bool = opt.flag("--force", "Replace files that exist"),
     as_json: opt.Json = False,
 ) -> None:
@@ -77,6 +79,8 @@ def tune(
     page = file.with_suffix(".html")
     if file.suffix not in JOB_SUFFIXES:
         raise UserError(f"-o {file} is no name of a job file", todo="choose a name that ends in .yaml")
+    if not os.access(file.parent, os.W_OK):
+        raise UserError(f"cannot write into {file.parent}", todo="choose another folder with -o")
     for path in () if force else (file, page):
         if path.exists():
             raise UserError(f"{path} exists", todo="choose another name with -o, or add --force")

@@ -92,6 +92,7 @@ def test_files_that_exist_are_kept_unless_forced(desk: Desk, cli: Cli) -> None:
     [
         (("job.yaml", "--memory", "8"), "--memory '8' must be an amount of memory with a unit"),
         (("job.yaml", "-o", "a.html"), "choose a name that ends in .yaml"),
+        (("job.yaml", "-o", "missing/a.yaml"), "cannot write into missing"),
         (("job.yaml", "-o", "tuned"), "-o tuned is no name of a job file"),
         (("missing.yaml",), "missing.yaml"),
         (("train.py", "--memory", "8G"), "--memory and a script cannot be combined"),
