@@ -73,8 +73,12 @@ class Rehearsal:
             why = run.why()
             raise UserError(f"the script failed {when}, without a kill: {why}", todo=self._todo(why, start))
         if not start.steps:
-            how = f"ran for {START_SECONDS:.0f} s" if code is None else "exited"
-            todo = "a rehearsal compares steps: give it arguments with which it trains"
+            how, todo = "exited", "a rehearsal compares steps: give it arguments with which it trains"
+            if code is None:
+                how, todo = (
+                    f"ran for {START_SECONDS:.0f} s",
+                    "rehearse it with less data, or prepare them before",
+                )
             raise UserError(f"the script {how} without a step of a torch optimizer: see {run.folder.logs}", todo=todo)
         return start
 

@@ -154,6 +154,8 @@ class Sandbox:
         shutil.copy(package_folder() / "launch" / "readonly.py", self.root)
         _refuse_without_namespaces([sys.executable, *self._protected("probe")])
         seen = {"container.binds": json.dumps([str(self.root)])} if plan.container.needs_image else {}
+        # A kill while DeepSpeed builds an operator leaves its lock, on which each later start would wait for ever.
+        seen["environment.TORCH_EXTENSIONS_DIR"] = str(self.root / "extensions")
         self.request = request.adding(*_options({"paths.runs": str(self.root), **seen}))
         self.saves_left_out = set[Path]()
 

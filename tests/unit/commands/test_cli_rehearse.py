@@ -174,6 +174,7 @@ def test_it_copies_the_users_files_and_no_saves_or_earlier_rehearsals(
         run = RehearsalRun(box, "first", None)
         copied = [path.name for path in run.folder.project.rglob("*.py")]
         assert copied == ["train.py"], "the verdict is kept for a job's code, in which nothing of runs/ is"
+        assert f"{box.root}/extensions" in (run.folder.path / "node.sh").read_text(), "a kill must not leave locks"
         mirrored = box.root / "work-first"
         files = {str(path.relative_to(mirrored)) for path in mirrored.rglob("*") if not path.is_dir()}
         assert files == {"train.py", *model, *checkpoint}
