@@ -255,7 +255,8 @@ def on_this_machine(request: Request) -> Request:
     """Return the request of a run in the sandbox: in the job's image, if this machine has what starts it."""
     here = replace(request.adding(*_options(_CHANGES)), inside=True)
     resolved = prepare(here, strict=False).resolved
-    of_site = resolved.layered.origins["container", "runtime"].layer.startswith("site ")
+    origin = resolved.layered.origins.get(("container", "runtime"))
+    of_site = origin is None or origin.layer.startswith("site ")
     if resolved.job.container.image and of_site and (runtime := next(filter(shutil.which, SIF_PROGRAMS), "")):
         return here.adding(*_options({"container.runtime": runtime}))
     return here
