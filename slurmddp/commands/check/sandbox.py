@@ -111,6 +111,7 @@ class RehearsalRun:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(job.pid, signal.SIGKILL)  # SIGTERM would have the ranks save once more
             job.wait()
+            _end_left_over(self.folder.path)
             for path in Path(self._sandbox.plan.node_folder).glob(f"slurmddp-{os.getuid()}/{self.folder.id}-*"):
                 shutil.rmtree(path, ignore_errors=True)
 
@@ -127,6 +128,15 @@ class RehearsalRun:
         """Return why the job failed."""
         cause = find_cause(self.folder, evidence(self.folder).attempt)
         return one_line(cause.line_with_log()) if cause else f"its logs are in {self.folder.logs}"
+
+
+def _end_left_over(run: Path) -> None:
+    """Kill what the ranks of a run started and left, such as compilers: they have process groups of their own."""
+    mark = f"SLURMDDP_RUN={run}\0".encode()
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # of another user, or over
+            if mark in environment.read_bytes():
+                os.kill(int(environment.parent.name), signal.SIGKILL)
 
 
 class Sandbox:

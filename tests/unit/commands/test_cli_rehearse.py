@@ -4,6 +4,8 @@ Real ranks are in tests/runtime/test_rehearse.py, a real Slurm in tests/cluster.
 """
 
 import json
+import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -180,6 +182,20 @@ def test_it_copies_the_users_files_and_no_saves_or_earlier_rehearsals(
         assert files == {"train.py", *model, *checkpoint}
         assert {path.name for path in box.saves_left_out} == {"model.safetensors", "last.pt"}
     assert not (box.root / "tmp").exists() and run.folder.path.exists()
+
+
+def test_nothing_that_a_rank_started_is_left(tmp_path: Path) -> None:
+    run, other = tmp_path / "run", tmp_path / "run-2"
+    left, alone = (
+        subprocess.Popen(["sleep", "60"], env={"SLURMDDP_RUN": str(path), "X": ""}, start_new_session=True)
+        for path in (run, other)
+    )
+    try:
+        sandbox._end_left_over(run)
+        assert left.wait(10) == -signal.SIGKILL and alone.poll() is None
+    finally:
+        alone.kill()
+        alone.wait()
 
 
 @pytest.mark.parametrize(
