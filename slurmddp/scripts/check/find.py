@@ -6,9 +6,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 
-from slurmddp.container import SIF_PROGRAMS
 from slurmddp.scripts.check.directives import OPTIONS, SRUN_ONLY, Resources, count, full, unread
-from slurmddp.scripts.check.launches import Found, Launch, Step, base, kind_of, launcher_options, programs, srun_options
+from slurmddp.scripts.check.launches import (
+    Found,
+    Launch,
+    Step,
+    around,
+    base,
+    kind_of,
+    launcher_options,
+    programs,
+    srun_options,
+)
 from slurmddp.scripts.check.script import Script
 from slurmddp.scripts.check.shell import Command
 from slurmddp.scripts.check.values import EARLY, UNKNOWN, Seen, merge, named, only_named, symbol, symbols, unify
@@ -132,8 +141,7 @@ class Finder:
         options = {full(name, OPTIONS | SRUN_ONLY): value for name, value in found}
         command, job = self._command(key[0], "srun", key[2]), self.script.job
         nodes, ntasks, per_node = (count(options.get(each)) for each in ("nodes", "ntasks", "ntasks-per-node"))
-        background = command.then == "&"
-        fan_out = (nodes == 1 or ntasks == 1) and ("nodelist" in options or bool(command.loops) or background)
+        fan_out = (nodes == 1 or ntasks == 1) and ("nodelist" in options or bool(command.loops) or command.background)
         if not options.keys() & {"ntasks", "ntasks-per-node"}:
             per_node, ntasks = job.ntasks_per_node, job.ntasks if nodes in (None, job.nodes) else None
         if "nodes" not in options and "nodelist" not in options:
@@ -144,11 +152,11 @@ class Finder:
         unsure |= nodes is None and "nodelist" in options
         resources = Resources(None if unsure else nodes, ntasks, per_node, gpus, gpus_per_task, unread=unsure)
         line = _line(command, "srun") or key[0]
-        return Step(line, options, resources, fan_out, background, opaque, command)
+        return Step(line, options, resources, fan_out, opaque, command)
 
     def _launch(self, key: _Key, place: _Place, steps: Sequence[Step]) -> Launch:
         task = next(place[run] for run in self.told if run in place)[0][0]
-        words, whole = self._words(place, lambda _, each: each.words), self._words(place, _around)
+        words, whole = self._words(place, lambda _, each: each.words), self._words(place, around)
         kind, arguments = kind_of(base(words[0]) if "\0" not in words[0] else task.name, words[1:])
         options, end, opaque = launcher_options(arguments) if kind != "python" else ({}, 0, ())
         step = steps[min(key[2], len(steps) - 1)] if task.step and steps else None
@@ -211,18 +219,6 @@ def _seen(job: Job, tasks: Sequence[Started], rows: Sequence[Sequence[str]]) -> 
     if len(set(map(len, rows))) > 1:
         return [[Seen(job, [word], [task]) for word in row] for task, row in zip(tasks, rows, strict=True)]
     return [[Seen(job, words, tasks) for words in zip(*rows, strict=True)]]
-
-
-def _around(run: Evaluated, start: Started) -> tuple[str, ...]:
-    """Return the words of the outermost program of the same task that starts this one; of its container, if a shell
-    stands between."""
-    same = [
-        each for each in run.started
-        if (each.step, each.procid, each.line) == (start.step, start.procid, start.line) and each.order < start.order
-    ]  # fmt: skip
-    ends = [each.words for each in same if each.name != "srun" and each.words[-len(start.words) :] == start.words]
-    inside = [each.words for each in same if start.contained and each.name in SIF_PROGRAMS]
-    return max([*(ends or inside), start.words], key=len)
 
 
 def _line(command: Command, name: str) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from slurmddp.container import SIF_PROGRAMS
 from slurmddp.scripts.check.directives import SHORT, Resources, parse_options
 from slurmddp.scripts.check.shell import Command
 from slurmddp.scripts.check.values import likely, number, symbols
@@ -32,7 +34,27 @@ _MODULES = {
     "deepspeed.launcher.runner": "deepspeed",
 }  # fmt: skip
 AGENTS = ("torchrun", "accelerate")
-NAMES = {"torchrun": "torchrun", "accelerate": "accelerate launch", "deepspeed": "deepspeed", "python": "python"}
+
+
+class Names(NamedTuple):
+    """What a launcher, and its options, are called: numbers of nodes and ranks, a node's rank, the place to meet."""
+
+    shown: str
+    nodes: str = ""
+    ranks: str = ""
+    rank: str = ""
+    address: str = ""
+    port: str = ""
+
+
+_NAMES = {
+    "torchrun": Names("torchrun", "nnodes", "nproc-per-node", "node-rank", "master-addr", "master-port"),
+    "accelerate": Names(
+        "accelerate launch", "num-machines", "num-processes", "machine-rank", "main-process-ip", "main-process-port"
+    ),
+    "deepspeed": Names("deepspeed", "num-nodes", "num-gpus", "node-rank", "master-addr", "master-port"),
+    "python": Names("python"),
+}  # fmt: skip
 _ADDRESS_ARGUMENT = re.compile(
     r"--?(?:dist|init|master)[-_]?(?:url|method|addr|address)[= ]['\"]?(?:tcp://)?([^ '\"]+)"
 )
@@ -47,7 +69,6 @@ class Step:
     options: dict[str, str]
     resources: Resources
     fan_out: bool
-    background: bool
     opaque: tuple[str, ...] = ()
     command: Command = field(default_factory=Command)
 
@@ -82,11 +103,6 @@ class Launch:
         """Tell whether it stands in a branch of the script's text, or does not always start."""
         return self.unsure or self.command.branch or (self.step is not None and self.step.command.branch)
 
-    @property
-    def background(self) -> bool:
-        """Tell whether an & stands behind it."""
-        return self.command.then == "&"
-
     def option(self, *names: str) -> str | None:
         """Return the value of an option, or of torchrun's variable for it (PET_NNODES)."""
         for name in names:
@@ -96,17 +112,22 @@ class Launch:
         return None
 
     @property
+    def names(self) -> Names:
+        """Return what its launcher and its options are called."""
+        return _NAMES[self.kind]
+
+    @property
     def expected_nodes(self) -> str | None:
         """Return how many nodes the launcher expects, by its options."""
-        return self.option({"accelerate": "num-machines", "deepspeed": "num-nodes"}.get(self.kind, "nnodes"))
+        return self.option(self.names.nodes)
 
     @property
     def ranks(self) -> int | None:
         """Return how many ranks one launcher starts."""
-        if self.kind != "accelerate":
-            return number(self.option("nproc-per-node" if self.kind == "torchrun" else "num-gpus"))
-        total, machines = number(self.option("num-processes")), number(self.option("num-machines"))
-        return total // (machines or 1) if total else None
+        count = number(self.option(self.names.ranks))
+        if self.kind == "accelerate" and count is not None:  # of all nodes
+            return count // (number(self.expected_nodes) or 1) or None
+        return count
 
     @property
     def tasks(self) -> int:
@@ -147,8 +168,8 @@ class Launch:
             given = _ADDRESS_ARGUMENT.search(" ".join(self.program))
             return given[1] if given else self.env("MASTER_ADDR")
         if self.kind == "accelerate":
-            return self.option("main-process-ip", "rdzv-endpoint")
-        return self.option("rdzv-endpoint") or (self.option("master-addr") if self.static else None)
+            return self.option(self.names.address, "rdzv-endpoint")
+        return self.option("rdzv-endpoint") or (self.option(self.names.address) if self.static else None)
 
     def env(self, name: str) -> str | None:
         """Return what the launched program finds under a variable that the script sets."""
@@ -179,6 +200,18 @@ def programs(run: Evaluated, *, idle: bool = False) -> Iterator[tuple[Started, s
             kind, arguments = kind_of(each.name, rest)
             if arguments[:1] not in (["-c"], ["-V"], ["--version"]) and (arguments or idle):
                 yield each, kind, arguments
+
+
+def around(run: Evaluated, start: Started) -> tuple[str, ...]:
+    """Return the words of the outermost program of the same task that starts this one; of its container, if a shell
+    stands between."""
+    same = [
+        each for each in run.started
+        if (each.step, each.procid, each.line) == (start.step, start.procid, start.line) and each.order < start.order
+    ]  # fmt: skip
+    ends = [each.words for each in same if each.name != "srun" and each.words[-len(start.words) :] == start.words]
+    inside = [each.words for each in same if start.contained and each.name in SIF_PROGRAMS]
+    return max([*(ends or inside), start.words], key=len)
 
 
 def base(word: str) -> str:

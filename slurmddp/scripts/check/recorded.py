@@ -44,25 +44,23 @@ def imagined(
     variables=None: an empty shell, and also one whose batch shell exports all of its own (`shown`)."""
     slurm = {name: value for name, value in script.slurm.items() if "\0" not in value and "NODES" not in name}
     nodes, tasks = min(script.job.nodes or 1, 64), script.job.tasks_per_node or 1
-    submitter = dict(variables or {})
 
-    def job(
-        number: int, prefix: str, first: int, count: int, more: Mapping[str, str], role: str = "", files: bool = True
-    ) -> Job:
+    def job(count: int, more: Mapping[str, str], role: str = "", *, second: bool = False) -> Job:
+        number, prefix, first = (5353007, "n", 107) if second else (4242001, "gpu-a", 1)
         hosts = tuple(f"{prefix}{each}" for each in range(first, first + count))
         nodelist = f"{prefix}[{first}-{first + count - 1}]" if count > 1 else hosts[0]
-        array = {"SLURM_ARRAY_TASK_ID": str(2 - files), "SLURM_ARRAY_JOB_ID": str(number)}
+        array = {"SLURM_ARRAY_TASK_ID": str(1 + second), "SLURM_ARRAY_JOB_ID": str(number)}
         return Job(
-            number, hosts, nodelist, tasks, script.job.gpus_per_node or (4 if files else 6), files,
-            1700000000 if number < 5000000 else 1811214799,  # no field of the date is the same
+            number, hosts, nodelist, tasks, script.job.gpus_per_node or (6 if second else 4), not second,
+            1811214799 if second else 1700000000,  # no field of the date is the same
             20000 + number % 9973, script.option("chdir") or "",
-            {**submitter, **more, **exported(script.option("export"))},
+            {**(variables or {}), **more, **exported(script.option("export"))},
             slurm | array if script.option("array") else slurm, role=role,
         )  # fmt: skip
 
-    jobs = [job(4242001, "gpu-a", 1, nodes, {}), job(5353007, "n", 107, nodes, {}, files=False)]
+    jobs = [job(nodes, {}), job(nodes, {}, second=True)]
     if script.option("nodes") is None or "-" in (script.option("nodes") or ""):
-        jobs.append(job(4242001, "gpu-a", 1, nodes + 1, {}))
+        jobs.append(job(nodes + 1, {}))
     if variables is not None and nodes > 1:  # an import takes nothing from the form of a list, such as its brackets
         hosts = tuple(f"r{each}n{5 * each}" for each in range(1, nodes + 1))
         jobs.append(replace(jobs[1], hosts=hosts, nodelist=",".join(hosts)))
@@ -70,13 +68,13 @@ def imagined(
     positional = re.search(r"\$\{?[@*1-9]", script.text) is not None
     names = slurms | (unset_names(script.text) if other is None else set())
     if names or other or positional:
-        there = job(4242001, "gpu-a", 1, nodes, {**{name: f"@{name}@" for name in names}, **(other or {})}, "given")
+        there = job(nodes, {**{name: f"@{name}@" for name in names}, **(other or {})}, "given")
         jobs.append(replace(there, arguments=("@1@", "@2@") if positional else ()))
     if variables is None:
         words = [word for each in script.commands for word in each.words]
         own = {match[1] for match in map(_ASSIGNS.match, words) if match and not SET_BY_SHELL.fullmatch(match[1])}
         own = {name for name in own if not name.startswith(("SLURM_", "SANDBOX_", "LD_"))}
-        jobs.append(job(4242001, "gpu-a", 1, nodes, {**dict.fromkeys(own, ""), **EARLY}, "shown"))
+        jobs.append(job(nodes, {**dict.fromkeys(own, ""), **EARLY}, "shown"))
     return jobs
 
 

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from slurmddp.scripts.check.finding import Finding
-from slurmddp.scripts.check.launches import launcher_options, programs
+from slurmddp.scripts.check.launches import around, launcher_options, programs
 from slurmddp.scripts.check.recorded import record
 from slurmddp.scripts.check.script import Script
-from slurmddp.scripts.sandbox.evaluate import Evaluated, Started
+from slurmddp.scripts.sandbox.evaluate import Evaluated
 
 _SAME_FOR_ALL = re.compile(
     r"--(rdzv-.*|master-.*|main-process-.*|nnodes|num-machines)|MASTER_ADDR|MASTER_PORT|WORLD_SIZE"
@@ -59,8 +59,11 @@ def _facts(run: Evaluated) -> Iterator[dict[str, str]]:
     times = Counter((each.step, each.task.get("SLURMD_NODENAME")) for each, _, _ in starts)
     for each, kind, arguments in starts:
         options, end, _ = launcher_options(arguments) if kind != "python" else ({}, 0, ())
+        outer = around(run, each)
+        inside = min(outer.index(word) for word in {each.words[0], "bash", "sh"} & set(outer))
         facts = {
-            "program": f"{kind} {each.words[0]}", "folder": each.folder, "container": _around(run, each),
+            "program": f"{kind} {each.words[0]}", "folder": each.folder,
+            "container": " ".join(outer[:inside]),
             "tasks": f"{each.task.get('SLURM_STEP_NUM_NODES', 1)} {times[each.step, each.task.get('SLURMD_NODENAME')]}",
             **{f"stream {at}": name.partition("[")[0] for at, name in enumerate(each.streams[:2])},
             **{f"--{name}": value for name, value in options.items()},
@@ -74,16 +77,6 @@ def _facts(run: Evaluated) -> Iterator[dict[str, str]]:
                 facts[f"argument {name}"] = f"{facts.get(f'argument {name}', '')} {value}".strip()
         facts["number of arguments"] = str(len(words))
         yield facts
-
-
-def _around(run: Evaluated, start: Started) -> str:
-    """Return the words in front of a launch: of a container, or another program that starts it."""
-    task = [each for each in run.started if (each.step, each.procid) == (start.step, start.procid)]
-    ends = {start.words[0], "bash", "sh"}
-    around = [
-        each.words for each in task if each.order < start.order and each.name != "srun" and ends & set(each.words)
-    ]
-    return " / ".join(" ".join(words[: next(at for at, word in enumerate(words) if word in ends)]) for words in around)
 
 
 def disagreement(script: Script) -> str:

@@ -5,6 +5,7 @@ It reads what batch scripts contain. It is no full parser: it never fails, and b
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -42,6 +43,11 @@ class Command:
     function: str = ""
     output: str = ""
     here: HereDocument | None = None
+
+    @property
+    def background(self) -> bool:
+        """Tell whether an & stands behind it."""
+        return self.then == "&"
 
     @property
     def line(self) -> int:
@@ -121,21 +127,17 @@ class _Reader:
         self.condition = False  # behind || or a test and &&
         self.pattern = False  # a pattern of a case follows
         self.waiting: list[tuple[Command, str]] = []  # here-documents that begin at the next line
-        self._known = (0, line)
+        self.first, self.ends = line, [each.end() for each in re.finditer("\n", text)]
 
     def line(self, at: int) -> int:
-        before, line = self._known
-        self._known = (at, line + self.text.count("\n", before, at))
-        return self._known[1]
+        return self.first + bisect_right(self.ends, at)
 
     def read(self) -> list[Command]:
         at = 0
         while at < len(self.text):
-            token, end = _TOKEN.match(self.text, at), self._expression(at)
-            if token and token["skipped"]:
-                at = token.end()
-            elif token and not end:
-                at = self._redirect(token) if token["redirect"] else self._operator(token.group(), token.end())
+            end = self._expression(at)
+            if (token := _TOKEN.match(self.text, at)) and not end:
+                at = self._redirect(token) if token["redirect"] else self._operator(token)
             else:
                 end = end or max(word_end(self.text, at), at + 1)
                 self.command.words.append(self.text[at:end])
@@ -162,7 +164,10 @@ class _Reader:
             self.command.output = target
         return end
 
-    def _operator(self, sign: str, at: int) -> int:
+    def _operator(self, token: re.Match[str]) -> int:
+        sign, at = token.group(), token.end()
+        if token["skipped"]:
+            return at
         names = sign == "(" and len(self.command.words) == 1
         if names and (brackets := _EMPTY_BRACKETS.match(self.text, at)):
             self.blocks.append(("function", self.command.words[0]))
@@ -174,16 +179,13 @@ class _Reader:
 
     def _here_documents(self, at: int) -> int:
         for command, delimiter in self.waiting:
-            start, lines = self.line(at), []
-            while at < len(self.text):
-                end = self.text.find("\n", at)
-                line, at = self.text[at : end if end >= 0 else None], end + 1 or len(self.text)
-                if line.strip() == delimiter:
-                    break
-                lines.append(line)
-            command.here = HereDocument("\n".join(lines) + "\n", start)
+            closed = re.compile(rf"^[^\S\n]*{re.escape(delimiter)}[^\S\n]*(\n|\Z)", re.MULTILINE).search(self.text, at)
+            end, behind = closed.span() if closed else (len(self.text), len(self.text))
+            inside = self.text[at:end]
+            command.here = HereDocument(inside if inside.endswith("\n") else inside + "\n", self.line(at))
+            at = behind
         self.waiting = []
-        return min(at, len(self.text))
+        return at
 
     def _end(self, sign: str) -> None:
         """Finish the current command: take shell keywords off its front, and keep the blocks they open or close."""

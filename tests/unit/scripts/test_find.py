@@ -72,7 +72,7 @@ def test_a_launch_has_its_lines_its_environment_and_its_step() -> None:
     )
     assert (found.kind, found.line, found.option("nnodes"), found.unsure) == ("torchrun", 14, "3", False)
     assert found.step and (found.step.line, found.step.options) == (12, {"label": "", "nodes": "3"})
-    assert found.step.background and found.step.resources.tasks == 3
+    assert found.step.command.background and found.step.resources.tasks == 3
     assert [shown(word) for word in found.program] == ["t.py", "|?:Y|", "a"]
     assert {name: shown(found.env(name)) for name in "ABD"} == {"A": "1", "B": "|?:X|", "D": "4"}
     assert "C" in found.hidden and found.env("C") is None

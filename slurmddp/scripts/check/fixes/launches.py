@@ -64,7 +64,6 @@ def one_node_only(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Dr
 
 @launch_fixes("srun-in-turn", kinds=AGENTS)
 def srun_in_turn(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Draft]:
-    """Each pass starts in the background, and all are waited for."""
     end = launch.line
     while draft.line(end).endswith("\\"):
         end += 1
@@ -76,7 +75,6 @@ def srun_in_turn(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Dra
 
 @launch_fixes("launcher-per-task", kinds=AGENTS, changes="tasks")
 def launcher_per_task(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Draft]:
-    """Srun starts the launcher once on each node."""
     match = re.search(r"(?<![\w./-])srun(?=\s|$)", draft.line(launch.step.line)) if launch.step else None
     if launch.step is None or match is None or "all of them have local rank 0" in finding.message:
         return
@@ -113,14 +111,12 @@ def gpus_per_task(draft: Draft, finding: Finding) -> Iterator[Draft]:
 
 @launch_fixes("standalone", kinds=("torchrun",), changes="--standalone")
 def standalone(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Draft]:
-    """Without --standalone, another rule says where the nodes meet."""
     for line, match in places(draft, launch, r"\s--standalone(?!\S)"):
         yield draft.splice(line, *match.span(), "")
 
 
 @launch_fixes("nnodes", kinds=AGENTS, changes=_NODES)
 def nnodes(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Draft]:
-    """The launcher expects the nodes of the job."""
     job, expected = draft.script.job, number(launch.expected_nodes)
     if expected is not None and expected == job.nodes and launch.step and launch.step.resources.nodes != job.nodes:
         yield _one_task_per_node(draft)  # sbatch allocates no more nodes than tasks
@@ -128,10 +124,10 @@ def nnodes(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Draft]:
     elif launch.kind == "torchrun":
         yield from set_option(draft, launch, "$SLURM_NNODES", "nnodes")
     else:  # accelerate counts the ranks of all nodes, so their number follows
-        ranks = number(launch.option("num-processes"))
-        for after in replaced(draft, launch, "$SLURM_NNODES", "num-machines") if expected else ():
+        ranks = number(launch.option(launch.names.ranks))
+        for after in replaced(draft, launch, "$SLURM_NNODES", launch.names.nodes) if expected else ():
             if ranks and expected and ranks % expected == 0:
-                yield from replaced(after, launch, f"$((SLURM_NNODES * {ranks // expected}))", "num-processes")
+                yield from replaced(after, launch, f"$((SLURM_NNODES * {ranks // expected}))", launch.names.ranks)
             elif ranks is None:
                 yield after
 
@@ -146,7 +142,7 @@ def _one_task_per_node(draft: Draft) -> Draft:
 @launch_fixes("empty-variable", changes=rf"{_NODES}|--nproc-per-node|WORLD_SIZE")
 def empty_variable(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Draft]:
     """Slurm's variable for this is put in its place; for a step, the job's own value then holds."""
-    meant = {"nnodes": "$SLURM_NNODES", "num-machines": "$SLURM_NNODES", "nproc-per-node": "$SLURM_GPUS_ON_NODE"}
+    meant = {launch.names.nodes: "$SLURM_NNODES", "nproc-per-node": "$SLURM_GPUS_ON_NODE"}
     name = re.search(r"--([\w-]+)", finding.message)
     if finding.message.startswith("WORLD_SIZE"):
         yield from set_world_size(draft, launch)
@@ -167,7 +163,6 @@ def idle_gpus(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Draft]
     "local-rendezvous", "rendezvous-address", "fixed-host", "hostname-ip", kinds=_KINDS, changes=_MEETING
 )  # fmt: skip
 def address(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Draft]:
-    """Ranks meet at the first node."""
     name, assigned = head_variable(draft, launch)
     if "no address is given" in finding.message:
         for after in _added(draft, launch, name):
@@ -226,16 +221,14 @@ def _exported(draft: Draft, launch: Launch, name: str) -> Iterator[Draft]:
 
 @launch_fixes("not-exported")
 def not_exported(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Draft]:
-    """Tasks get a variable that is exported."""
     yield from _exported(draft, launch, finding.message.partition(" ")[0])
 
 
 @launch_fixes("random-per-node", kinds=_KINDS, changes=_MEETING)
 def random_per_node(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Draft]:
-    """All nodes get what follows from the job's number."""
     if finding.message.startswith("--rdzv-id"):
         yield from set_option(draft, launch, "$SLURM_JOB_ID", "rdzv-id")
-    yield from replaced(draft, launch, PORT, "master-port", "main-process-port")
+    yield from replaced(draft, launch, PORT, launch.names.port or "master-port")
     for place in option(draft, launch, "rdzv-endpoint"):
         yield cut(draft, place, f"{place[1][2].strip(chr(34)).partition(':')[0]}:{PORT}")
 
@@ -258,16 +251,14 @@ def fixed_port(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Draft
     for place in option(draft, launch, "rdzv-endpoint"):
         if ":" not in place[1][2]:
             yield cut(draft, place, f"{place[1][2].strip(chr(34))}:{PORT}")
-    if launch.kind == "torchrun" and "master-addr" in launch.options:
-        yield from set_option(draft, launch, PORT, "master-port")
-    elif launch.kind == "accelerate":
-        yield from set_option(draft, launch, PORT, "main-process-port")
+    if launch.kind == "accelerate" or (launch.kind == "torchrun" and "master-addr" in launch.options):
+        yield from set_option(draft, launch, PORT, launch.names.port)
 
 
 @launch_fixes("node-rank", kinds=AGENTS, changes="--(node|machine)-rank")
 def node_rank(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Draft]:
     """A shell of the task expands the node's number: the one that is there, or one of its own."""
-    name = "machine-rank" if launch.kind == "accelerate" else "node-rank"
+    name = launch.names.rank
     if "srun" not in launch.command.words:
         yield from set_option(draft, launch, "$SLURM_NODEID", name)
         yield from set_option(draft, launch, "\\$SLURM_NODEID", name)
@@ -301,7 +292,6 @@ def _in_shell(draft: Draft, launch: Launch, shell: str) -> Iterator[Draft]:
 
 @launch_fixes("world-size", kinds=("python",), changes="WORLD_SIZE")
 def world_size(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Draft]:
-    """The text of a product is calculated; a wrong number becomes that of the tasks."""
     if not finding.message.endswith("write $(( ))"):
         yield from set_world_size(draft, launch)
         return
@@ -311,7 +301,6 @@ def world_size(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Draft
 
 @launch_fixes("lightning-devices", kinds=("python",), changes=r"argument (--)?trainer\.(devices|num_nodes)")
 def lightning_devices(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Draft]:
-    """Lightning gets the numbers of the #SBATCH lines."""
     if match := re.match(r"(trainer\.(?:devices|num_nodes)) is (\d+), and --[\w-]+ is (\d+)", finding.message):
         meant = "$SLURM_NNODES" if match[1].endswith("num_nodes") else match[3]
         for place in places(draft, launch, rf"({re.escape(match[1])}[= ])({match[2]})(?!\S)"):

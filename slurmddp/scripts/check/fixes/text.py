@@ -12,13 +12,10 @@ from slurmddp.scripts.check.finding import Finding
 from slurmddp.scripts.check.fix import Draft, fixes
 from slurmddp.scripts.check.fixes.places import below_directives, launch_fixes
 from slurmddp.scripts.check.launches import Launch
+from slurmddp.scripts.check.rules.text import TYPED
 from slurmddp.scripts.check.shell import word_end
 
-_TYPED = str.maketrans(
-    {**dict.fromkeys("\u00a0\u202f\u3000", " "), **dict.fromkeys("\ufeff\u200b\u200c\u200d\u2060\u00ad", ""),
-     **dict.fromkeys("\u201c\u201d", '"'), **dict.fromkeys("\u2018\u2019", "'")}
-)  # fmt: skip
-_DASHES = "[\u2013\u2014\u2212]"
+_TYPED = {ord(mark): typed for mark, typed in TYPED.items()}
 #: Patterns of sbatch for what variables would hold.
 _PATTERNS = {"SLURM_JOB_ID": "%j", "SLURM_JOBID": "%j", "SLURM_JOB_NAME": "%x", "SLURM_ARRAY_JOB_ID": "%A",
              "SLURM_ARRAY_TASK_ID": "%a", "USER": "%u"}  # fmt: skip
@@ -56,8 +53,8 @@ def _typed(text: str) -> str:
         return text[1:]
     parts = [text[:at]] if directive else re.split(r"(\"[^\"]*\"|'[^']*')", text[:at])
     for index in range(0, len(parts), 2):
-        single = re.sub(rf"{_DASHES}(?=[A-Za-z]?(?:[\s=\d]|$))", "-", parts[index])
-        parts[index] = re.sub(_DASHES, "--", single).translate(_TYPED)
+        single = re.sub(r"[\u2013\u2014\u2212](?=[A-Za-z]?(?:[\s=\d]|$))", "-", parts[index])
+        parts[index] = single.translate(_TYPED)
     return "".join(parts) + text[at:]
 
 
@@ -178,7 +175,6 @@ def log_folder(draft: Draft, finding: Finding) -> Iterator[Draft]:
 
 @launch_fixes("export-without-all", changes=r"\w+")
 def export_without_all(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Draft]:
-    """Tasks get the environment, too."""
     for line in range(finding.line, max([*launch.command.lines, finding.line]) + 1):
         yield draft.swap(line, "--export=", "--export=ALL,")
 
@@ -194,7 +190,8 @@ def wait_missing(draft: Draft, finding: Finding) -> Iterator[Draft]:
 
 @fixes("signal-to-steps")
 def signal_to_steps(draft: Draft, finding: Finding) -> Iterator[Draft]:
-    if any(launch.step and launch.step.background for launch in draft.script.found.launches):  # or the trap is too late
+    steps = [each.step for each in draft.script.found.launches if each.step]
+    if any(each.command.background for each in steps):  # or the trap is too late
         yield draft.sub(draft.script.line_of("signal"), r"(--signal[= ]['\"]?)(R?:?)", r"\1B:")
 
 

@@ -48,5 +48,5 @@ def services(script: Script) -> list[Command]:
     found = script.found.launches
     ours = [each for each in found if each.program[:1] == found[-1].program[:1]]
     lines = {each.line for one in ours for each in (one.command, one.step and one.step.command) if each}
-    background = (each for each in script.commands if each.then == "&" and each.words)
+    background = (each for each in script.commands if each.background and each.words)
     return [each for each in background if each.words[0] not in _WATCH and each.line not in lines]

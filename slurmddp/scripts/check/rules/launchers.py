@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from slurmddp.scripts.check.directives import components
 from slurmddp.scripts.check.finding import Hit, rule
-from slurmddp.scripts.check.launches import AGENTS, NAMES, Launch
+from slurmddp.scripts.check.launches import AGENTS, Launch
 from slurmddp.scripts.check.rules.common import launch_rule, launches
 from slurmddp.scripts.check.script import Script
 from slurmddp.scripts.check.values import SET_BY_SHELL, number, symbol_name, symbols
@@ -24,11 +24,6 @@ _NO_NUMBER = {
     "unexported": "{} is not exported, so it is empty in the task",
     "nosuch": "Slurm has no variable {}",
 }
-_NUMBERS = ("nnodes", "nproc-per-node", "node-rank", "num-machines", "num-processes", "machine-rank")
-_NEEDED = {
-    "nnodes", "nproc-per-node", "rdzv-endpoint", "master-addr", "master-port", "num-machines", "num-processes",
-    "main-process-ip", "main-process-port",
-}  # fmt: skip
 _READS_SLURM = re.compile(r"lightning|\bpl_|idr_torch|litgpt", re.IGNORECASE)
 _TRAINER = re.compile(r"(?<!\S)[-+]*trainer\.(devices|num_nodes)[= ](\d{1,4})(?!\S)")
 _RANK_ARGUMENT = re.compile(
@@ -52,7 +47,7 @@ def one_node_only(script: Script) -> Iterator[Hit]:
         if launch.kind == "torchrun" or (launch.kind != "python" and not hostfile):
             ranked = symbol_name(launch.option("machine-rank") or "", "early")  # meant to start on each node
             doubt = "config-file" in launch.options and not ranked  # the file may name a hostfile of DeepSpeed
-            yield Hit(f"{NAMES[launch.kind]} {only}", launch.line, "warning" if doubt else None)
+            yield Hit(f"{launch.names.shown} {only}", launch.line, "warning" if doubt else None)
     spread = any(_SPREADS.search(" ".join(words)) for _, words in script.found.started)
     if found and not spread and all(each.kind == "python" for each in script.found.launches):
         yield Hit(f"the program {only}", found[-1].line)
@@ -60,7 +55,7 @@ def one_node_only(script: Script) -> Iterator[Hit]:
 
 @launch_rule(*AGENTS, "deepspeed")
 def launcher_per_task(script: Script, launch: Launch) -> Iterator[Hit]:
-    step, name = launch.step, NAMES[launch.kind]
+    step, name = launch.step, launch.names.shown
     if step is None or step.fan_out or "no-ssh" in launch.options:
         return
     tasks, most = step.resources.tasks, number((launch.expected_nodes or "1").rpartition(":")[2])
@@ -92,7 +87,7 @@ def nnodes(script: Script, launch: Launch) -> Iterator[Hit]:
         return
     if launch.farmed or "-" in (script.option("nodes") or ""):
         return
-    option = "--num_machines" if launch.kind == "accelerate" else "--nnodes"
+    option = f"--{launch.names.nodes.replace('-', '_')}"
     if told is None:
         if agents > 1 and not launch.has_config and "standalone" not in launch.options:
             if launch.kind == "torchrun":
@@ -136,7 +131,7 @@ def too_many_ranks(script: Script, launch: Launch) -> Iterator[Hit]:
         sure = ranks <= 8 or launch.env("MASTER_ADDR") is not None
         yield Hit(f"srun starts {ranks} tasks per node for {gpus} GPU(s)", severity=None if sure else "warning")
     else:
-        yield Hit(f"{NAMES[launch.kind]} starts {ranks} ranks per node, and {gpus} GPU(s) are there for them")
+        yield Hit(f"{launch.names.shown} starts {ranks} ranks per node, and {gpus} GPU(s) are there for them")
 
 
 @launch_rule("python", *AGENTS)
@@ -144,10 +139,10 @@ def idle_gpus(script: Script, launch: Launch) -> Iterator[Hit]:
     ranks, gpus = _ranks_and_gpus(script, launch)
     if launch.kind == "torchrun" and launch.option("nproc-per-node") is None and not launch.opaque:
         ranks = int((launch.per_node or 1) == 1)
-    if launch.fan_out or launch.background or not 0 < ranks < gpus:
+    if launch.fan_out or launch.command.background or not 0 < ranks < gpus:
         return  # several launches may share the node
     if launch.kind != "python":
-        yield Hit(f"{NAMES[launch.kind]} starts {ranks} rank(s) per node for {gpus} GPUs")
+        yield Hit(f"{launch.names.shown} starts {ranks} rank(s) per node for {gpus} GPUs")
     elif ranks > 1:
         yield Hit(f"srun starts {ranks} tasks per node for {gpus} GPUs")
 
@@ -164,7 +159,7 @@ def empty_variable(script: Script) -> Iterator[Hit]:
             if symbols(script.slurm.get(variable, "")) & {"unset", "compressed"}:
                 yield Hit(f"WORLD_SIZE: Slurm does not set {variable} to a number in this job", line)
     for launch in launches(script, *AGENTS):
-        for name in _NUMBERS:
+        for name in (launch.names.nodes, launch.names.ranks, launch.names.rank):
             value = launch.options.get(name, "")
             for kind, message in _NO_NUMBER.items():
                 if variable := symbol_name(value, kind):
@@ -176,7 +171,8 @@ def empty_variable(script: Script) -> Iterator[Hit]:
 
 @launch_rule(*AGENTS)
 def undefined_variable(script: Script, launch: Launch) -> Iterator[Hit]:
-    for name in [] if script.sourced else _NEEDED & launch.options.keys():
+    needed = {*launch.names, "rdzv-endpoint"} - {launch.names.rank}
+    for name in [] if script.sourced else needed & launch.options.keys():
         variable = symbol_name(launch.options[name], "?")
         if variable and not variable.startswith("SLURM") and not SET_BY_SHELL.fullmatch(variable):
             yield Hit(f"--{name} uses {variable}, which the script never sets")
@@ -198,13 +194,13 @@ def no_program(script: Script) -> Iterator[Hit]:
         program = any(each.endswith((".py", ".sh", '"$@"', "$@")) for each in words)
         program |= any(each[:1] in '$"' or launch.unsure for each in words[-1:])  # what it holds is open
         if launch.kind != "python" and launch.options and not program and not _ASKS & launch.options.keys():
-            yield Hit(f"{NAMES[launch.kind]} is given no program", launch.line)
+            yield Hit(f"{launch.names.shown} is given no program", launch.line)
 
 
 @launch_rule(*AGENTS)
 def srun_in_turn(script: Script, launch: Launch) -> Iterator[Hit]:
     step = launch.step
-    waits = step is not None and step.fan_out and bool(step.command.loops) and not step.background
+    waits = step is not None and step.fan_out and bool(step.command.loops) and not step.command.background
     if waits and launch.expected_nodes not in (None, "1", "1:1") and (script.job.nodes or 2) > 1:
         body = itertools.takewhile(lambda text: text.strip()[:4] != "done", script.lines[launch.line - 1 :])
         if not any(re.search(r"(?<![&>])&(?![&>\d])", text) for text in body):
@@ -290,7 +286,7 @@ def option_twice(script: Script) -> Iterator[Hit]:
         before = launch.words[: len(launch.words) - len(launch.program)]
         names = [word.partition("=")[0].lstrip("-").replace("_", "-") for word in before if word.startswith("--")]
         for name in sorted({name for name in names if names.count(name) > 1} & launch.options.keys()):
-            yield Hit(f"{NAMES[launch.kind]} is given --{name} twice: the first one is ignored", launch.line)
+            yield Hit(f"{launch.names.shown} is given --{name} twice: the first one is ignored", launch.line)
 
 
 @rule

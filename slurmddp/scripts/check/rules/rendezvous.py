@@ -63,14 +63,13 @@ def fixed_host(script: Script, launch: Launch) -> Iterator[Hit]:
 
 @launch_rule(*AGENTS, where="meets")
 def node_rank(script: Script, launch: Launch) -> Iterator[Hit]:
-    name = "machine-rank" if launch.kind == "accelerate" else "node-rank"
-    option, value = f"--{name.replace('-', '_')}", launch.option(name)
+    option, value = f"--{launch.names.rank.replace('-', '_')}", launch.option(launch.names.rank)
     if not launch.static or (launch.per_node or 1) > 1:
         return
     severity: Severity | None = "warning" if "config-file" in launch.options else None
     if value is None and not launch.opaque:
         yield Hit(f"no {option}: all nodes have rank 0", severity=severity)
-    elif value is None or launch.fan_out or (launch.step and launch.background):
+    elif value is None or launch.fan_out or (launch.step and launch.command.background):
         return
     elif name := symbol_name(value, "early"):
         yield Hit(f"{option}: the batch shell expands ${name}, so all nodes have rank 0")
@@ -84,7 +83,7 @@ def node_rank(script: Script, launch: Launch) -> Iterator[Hit]:
 def random_per_node(script: Script, launch: Launch) -> Iterator[Hit]:
     values = {"MASTER_PORT": launch.env("MASTER_PORT")}
     if launch.kind != "python":
-        names = ("rdzv-id", "rdzv-endpoint", "master-port", "main-process-port")
+        names = ("rdzv-id", "rdzv-endpoint", launch.names.port)
         values = {f"--{name}": launch.option(name) for name in names}
     for name, value in values.items():
         if "random" in symbols(value or ""):
@@ -101,7 +100,7 @@ def fixed_port(script: Script) -> Iterator[Hit]:
 
 def _fixed_port(launch: Launch) -> str | None:
     """Return the port of a launch, if it is the same in each job."""
-    given = launch.option("main-process-port", "master-port", "rdzv-endpoint")
+    given = launch.option(launch.names.port, "rdzv-endpoint")
     alone = launch.kind == "accelerate" and launch.option("num-processes") == "1" and "multi-gpu" not in launch.options
     if launch.kind == "python":
         given = launch.env("MASTER_PORT")

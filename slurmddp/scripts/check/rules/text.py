@@ -17,8 +17,11 @@ from slurmddp.scripts.check.script import Script
 from slurmddp.scripts.check.shell import Command
 from slurmddp.scripts.sandbox.evaluate import SRUN_FLAGS
 
-_INVISIBLE = "\ufeff\u00a0\u200b\u200c\u200d\u2060\u202f\u3000\u2028\u00ad"
-_TYPOGRAPHIC = {"“": '"', "”": '"', "‘": "'", "’": "'", "–": "--", "—": "--", "−": "-"}  # noqa: RUF001
+#: What a keyboard types for a character that looks like it, or like nothing.
+TYPED = {
+    **dict.fromkeys("\u00a0\u202f\u3000\u2028", " "), **dict.fromkeys("\ufeff\u200b\u200c\u200d\u2060\u00ad", ""),
+    "“": '"', "”": '"', "‘": "'", "’": "'", "–": "--", "—": "--", "−": "-",  # noqa: RUF001
+}  # fmt: skip
 SECRET = re.compile(
     r"\b(hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{40,}|glpat-[\w-]{20,}|sk-[\w-]{32,}|AKIA[A-Z0-9]{16}"
     r"|xox[bpars]-[\w-]{20,})|(?:WANDB_API_KEY=|wandb login\s(?:\s*--?[a-z-]+(?:=\S+)?\s|\s*https?://\S+\s)*\s*)['\"]?(?:local-)?([0-9a-f]{40,})\b"
@@ -50,13 +53,16 @@ def invisible_character(script: Script) -> Iterator[Hit]:
         read = re.sub(r"\s#.*", "", text) if not comment else text[:1] if line == 1 else ""
         bare = re.sub(r"\"[^\"]*\"|'[^']*'", "", read)
         printed = read.lstrip().startswith(("echo", "printf"))
-        for mark in set(_INVISIBLE) & set(read):
-            sure = directive or line == 1 or (mark in bare and not printed and line in code)
-            yield Hit(f"{unicodedata.name(mark).lower()} (U+{ord(mark):04X})", line, None if sure else "warning")
-        for mark in _TYPOGRAPHIC.keys() & set("" if printed else bare):
-            sure = re.search(rf"[\s=]{mark}\S", bare) is not None and (directive or line in code)
-            message = f"{mark} (U+{ord(mark):04X}) where {_TYPOGRAPHIC[mark]} is meant"
-            yield Hit(message, line, None if sure else "warning")
+        for mark in TYPED.keys() & set(read):
+            invisible, in_code = not TYPED[mark].strip(), directive or (line in code and not printed)
+            if invisible:
+                message = f"{unicodedata.name(mark).lower()} (U+{ord(mark):04X})"
+                sure = directive or line == 1 or (mark in bare and in_code)
+            else:
+                message = f"{mark} (U+{ord(mark):04X}) where {TYPED[mark]} is meant"
+                sure = re.search(rf"[\s=]{mark}\S", bare) is not None and in_code
+            if invisible or (mark in bare and not printed):
+                yield Hit(message, line, None if sure else "warning")
 
 
 @rule
@@ -148,7 +154,7 @@ def empty_option(script: Script) -> Iterator[Hit]:
 
 def _last_in_background(commands: list[Command]) -> tuple[Command, list[Command]] | None:
     """(the last command with an & behind it, those below it), if that is a srun."""
-    last = next((at for at in reversed(range(len(commands))) if commands[at].then == "&"), None)
+    last = next((at for at in reversed(range(len(commands))) if commands[at].background), None)
     return (commands[last], commands[last + 1 :]) if last is not None and commands[last].words[:1] == ["srun"] else None
 
 
@@ -165,7 +171,7 @@ def wait_missing(script: Script) -> Iterator[Hit]:
 @rule
 def exit_code_lost(script: Script) -> Iterator[Hit]:
     found = _last_in_background([each for each in script.commands if not each.function and each.words])
-    if found and any(each.step and each.step.background for each in script.found.launches):
+    if found and any(each.step and each.step.command.background for each in script.found.launches):
         behind = [each.words for each in found[1]]
         if behind[-1:] == [["wait"]] and not any(words[0] in ("exit", "trap") for words in behind):
             yield Hit("wait without a process id returns 0, also if srun failed", found[1][-1].line)
