@@ -10,7 +10,7 @@ from typing import NamedTuple
 from slurmddp.container import SIF_PROGRAMS
 from slurmddp.job.job import RESERVED
 from slurmddp.scripts.check.values import PER_TASK, number
-from slurmddp.scripts.sandbox.evaluate import Started
+from slurmddp.scripts.sandbox.evaluate import CONTAINER_VALUES, Started
 
 #: How agents meet is slurmddp's own matter, by options and by variables; the names of the latter are the script's own.
 _OPTIONS_OF_MEETING = re.compile(
@@ -23,8 +23,6 @@ MEETING = re.compile(
 )
 _GIVEN = re.compile(r"(SLURM|SLURMDDP_|SANDBOX|PET_|TORCHELASTIC_|SBATCH_|SRUN_)\w*|HOSTNAME|PWD")
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")  # which network.interface sets
-_WITH_VALUE = {"-B", "--bind", "--mount", "--pwd", "-W", "--env", "-H", "--home", "-o", "--overlay", "--workdir", "-S",
-               "--scratch", "--env-file", "--app", "--add-caps", "--drop-caps", "--security"}  # fmt: skip
 _BINDS = ("-B", "--bind")
 _OF_SITE = ("--nv", "--rocm", "--env")  # options that its profile chooses; the recorded launch has the variables
 _LONG = {"-e": "--cleanenv", "-c": "--contain", "-C": "--containall"}
@@ -89,7 +87,7 @@ def container_of(words: Sequence[str], step: Mapping[str, str]) -> Container:
     while at < len(words) and words[at].startswith("-"):
         name, equals, value = words[at].partition("=")
         at += 1
-        if not equals and name in _WITH_VALUE and at < len(words):
+        if not equals and name in CONTAINER_VALUES and at < len(words):
             value, at = words[at], at + 1
         options.append((_LONG.get(name, name), value))
     binds = ",".join(value for name, value in options if name in _BINDS)
@@ -103,7 +101,12 @@ def _parts(binds: str) -> tuple[str, ...]:
 
 
 def _joined(options: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    return tuple(f"{name}={value}".removesuffix("=") for name, value in options)
+    return tuple(option_text(name, value) for name, value in options)
+
+
+def option_text(name: str, value: str) -> str:
+    """Return an option as one word."""
+    return f"{name}={value}" if value else name
 
 
 def ranks_of(kind: str, option: Callable[[str], str | None]) -> str | None:

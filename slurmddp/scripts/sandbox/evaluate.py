@@ -53,7 +53,11 @@ SRUN_FLAGS = {
     "help", "immediate", "nice", "oom-kill-step", "parsable", "quit-on-interrupt", "resv-ports", "send-libs",
     "spread-segments", "stepmgr", "usage", "version", "wait-for-children", "x11",
 }  # fmt: skip
-_VALUES = "-B|--bind|--mount|--pwd|-W|--env|-H|--home|-o|--overlay|--workdir|-S|--scratch|--env-file|--app|--security"
+#: Options of apptainer and singularity with a value, which may stand behind a blank.
+CONTAINER_VALUES = (
+    "-B", "--bind", "--mount", "--pwd", "-W", "--env", "-H", "--home", "-o", "--overlay", "--workdir", "-S",
+    "--scratch", "--env-file", "--app", "--add-caps", "--drop-caps", "--security",
+)  # fmt: skip
 #: What SANDBOX_TASK holds, behind the number of the step.
 _TOLD = (
     "SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES", "SLURM_NTASKS", "SLURMD_NODENAME",
@@ -159,32 +163,29 @@ def evaluate(
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             raise Unavailable from error
         found = list(map(_read, jobs, answers))
-        if not all(each.ended for each in found):
+        known = len(missing)
+        for pattern, content in ((_SLASH, stub()), (_READ, UNKNOWN)):
+            _add_missing(missing, {path for each in found for path in pattern.findall(each.errors)}, content)
+        if len(missing) == known or not all(each.ended for each in found):
             break
-        new = _next({path for each in found for path in _SLASH.findall(each.errors)}, missing, stub())
-        new |= _next({path for each in found for path in _READ.findall(each.errors)}, {**missing, **new}, UNKNOWN)
-        if not new:
-            break
-        missing |= new
     return found
 
 
 _OURS = re.compile(r"/(dev|proc|sys|usr|lib\w*|s?bin|var|\.sandbox|\.keep)(/|$)")
 
 
-def _next(asked: set[str], known: Mapping[str, str], text: str) -> dict[str, str]:
-    """Return what to put in the place of paths that were not there: a folder for them first, then a file."""
-    new: dict[str, str] = {}
-    for path in sorted(asked)[:40]:
-        whole = "/" + os.path.normpath(path if path.startswith("/") else f"{SUBMIT}/{path}").lstrip("/")
+def _add_missing(missing: dict[str, str], paths: set[str], content: str) -> None:
+    """Add what to put in the place of paths that were not there: a folder for them first, then a file."""
+    before = set(missing)
+    for path in sorted(paths)[:40]:
+        whole = os.path.normpath(os.path.join(SUBMIT, path)).replace("//", "/", 1)
         folder = f"{os.path.dirname(whole)}/.keep"
         if _OURS.match(whole) or "\0" in path or len(path) > 500:
             continue
-        if folder not in known and os.path.dirname(whole) not in ("/", SUBMIT):
-            new[folder] = ""
-        elif whole not in known:
-            new[whole] = text
-    return new
+        if folder not in before and os.path.dirname(whole) not in ("/", SUBMIT):
+            missing[folder] = ""
+        else:
+            missing.setdefault(whole, content)
 
 
 def available() -> bool:
@@ -220,7 +221,7 @@ def stub() -> str:
     """Return the text of the program that stands for all others."""
     text = (_HERE / "stub.sh").read_text(encoding="utf-8")
     flags = [f"--{each}" for each in sorted(SRUN_FLAGS)] + [f"-{each}" for each in "luKEIXZOsQvHVhk"]
-    return text.replace("@FLAGS@", f" {' '.join(flags)} ").replace("@CONTAINER@", _VALUES)
+    return text.replace("@FLAGS@", f" {' '.join(flags)} ").replace("@CONTAINER@", "|".join(CONTAINER_VALUES))
 
 
 def _answers(job: Job, script: str) -> str:

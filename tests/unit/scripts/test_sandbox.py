@@ -213,6 +213,13 @@ def test_a_clean_container_hides_slurm_s_variables_and_the_task_is_known() -> No
 
 
 @needs_namespaces
+@pytest.mark.parametrize("option", ["--add-caps CAP_SYS_NICE", "--bind /a", "--nv", "--env=A=1"])
+def test_the_program_in_a_container_is_the_word_behind_the_image(option: str) -> None:
+    found = evaluate(f"#!/bin/bash\napptainer exec {option} x.sif p.py --x\n", [JOB])[0]
+    assert [each.words for each in found.started][1:] == [("p.py", "--x")]
+
+
+@needs_namespaces
 @pytest.mark.parametrize("command", ["cp /data/in.tar $T/", "mv a b", "chmod +x run.sh", "rm old", "touch /x/y/z"])
 def test_a_file_that_only_the_job_has_does_not_end_a_script(command: str) -> None:
     found = evaluate(f"#!/bin/bash\nset -e\n{command}\nsrun p.py\n", [JOB])[0]
