@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from slurmddp.job.expand import unexpand
 from slurmddp.job.sensitive import redacted, secrets_in_line
@@ -15,7 +15,6 @@ from slurmddp.records.redact import REDACTED, is_secret_name
 from slurmddp.scripts.check.launches import Launch
 from slurmddp.scripts.check.rules.text import SECRET
 from slurmddp.scripts.check.script import Script
-from slurmddp.scripts.check.shell import Command
 from slurmddp.scripts.check.values import likely, symbol, symbol_name
 from slurmddp.scripts.sandbox.evaluate import HOME, SUBMIT
 
@@ -35,11 +34,19 @@ def shown_variable(name: str, *, prepared: bool = False) -> bool:
     return (_OF_LOGIN if prepared else _SHOWN).fullmatch(name) is not None and not is_secret_name(name)
 
 
+class Left(NamedTuple):
+    """Text of the script that is not carried over. lost: without it, another job starts."""
+
+    line: int
+    text: str
+    why: str
+    lost: bool
+
+
 @dataclass
 class Imported:
-    """keys: path of a key -> its value. left: (line, text of the script, why it is not carried over). lost: those
-    without which another job would start. named: what the comments explain already, so that the proof need not.
-    site: what the profile sets in a job."""
+    """keys: path of a key -> its value. named: what the comments explain already, so that the proof need not. site:
+    what the profile sets in a job."""
 
     script: Script
     origins: tuple[int, ...]
@@ -47,11 +54,9 @@ class Imported:
     run_name: str = "run.sh"
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     keys: dict[tuple[str, ...], Any] = field(default_factory=dict)
-    left: list[tuple[int, str, str]] = field(default_factory=list)
-    lost: list[tuple[int, str, str]] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
     named: set[str] = field(default_factory=set)
     secrets: set[str] = field(default_factory=set)  # values of the script's variables that are named like secrets
-    lines: set[int] = field(default_factory=set)  # of what is lost, and of what only prints
     folder: str = ""  # in which the script launches, as seen from where you submit
     run_text: str = ""  # of run.sh, if the job needs one
 
@@ -66,23 +71,19 @@ class Imported:
             items.append(value)
 
     def leave(self, line: int, text: str, why: str, *, lost: bool = True, about: str = "") -> None:
-        """Say what is not carried over; what looks like a secret in it is not repeated. lost: another job would start
-        without it. about: the fact or variable that it explains."""
+        """Say what is not carried over; what looks like a secret in it is not repeated. about: the fact or variable
+        that it explains."""
         words = redacted(_SYMBOL.sub("...", text).split(), self.secrets)
-        entry = (line, SECRET.sub(REDACTED, " ".join(words)), why)
-        self.left.append(entry)
-        self.named |= {about} if about else set()
-        if lost:
-            self.lost.append(entry)
-            self.lines.add(line)
+        self.left.append(Left(line, SECRET.sub(REDACTED, " ".join(words)), why, lost))
+        self.named.add(about)
 
     def enter(self, path: str) -> None:
         """Set the folder in which the ranks start."""
         there = _from("SLURM_SUBMIT_DIR", path or ".")
         if _UNKNOWN.match(there):
             line = max((line for line, name in self.script.found.assigned if name == "cd"), default=1)
-            changes = (each for each in self.script.commands if each.line == line and each.words[0] in ("cd", "pushd"))
-            text = " ".join(next(changes, Command([self.script.lines[line - 1]])).words)
+            changes = (each.words for each in self.script.commands if each.line == line)
+            text = " ".join(next((words for words in changes if words[0] in ("cd", "pushd")), ["cd"]))
             self.leave(line, text, "a folder that only the job knows: set train.workdir", about="folder")
             return
         there = there if re.match(r"[$~]", there) else os.path.normpath(there)  # what is above a variable is not known
@@ -120,8 +121,8 @@ class Imported:
         submitted = _from("SLURM_SUBMIT_DIR", path)
         if submitted != path or not self.folder or path.startswith(("/", "$", "~")):
             return submitted
-        folder = self.folder.rstrip("/")
-        return f"{folder}{path[1:]}" if re.match(r"\.(:|$)", path) else f"{folder}/{path.removeprefix('./')}"
+        rest = path[1:] if re.match(r"\.(:|$)", path) else f"/{path.removeprefix('./')}"
+        return self.folder.rstrip("/") + rest
 
     def real(self, text: str) -> str:
         """Return a recorded text with the folders and the name of the user instead of the sandbox's."""
@@ -170,10 +171,9 @@ class Imported:
                 del self.keys[key]
 
     def _withheld(self, key: tuple[str, ...], item: str) -> bool:
-        names = secrets_in_line(item)
+        names, found = secrets_in_line(item), SECRET.search(item) or _USER_IN_URL.search(item)
         if key[0] in ("environment", "network") and is_secret_name(key[-1]):
             names.append(key[-1])
-        found = SECRET.search(item) or _USER_IN_URL.search(item)
         if not names and not found and not any(each in item for each in self.secrets if len(each) > 3):
             return False
         for name in names:
@@ -182,9 +182,8 @@ class Imported:
         lines = enumerate(self.script.lines, 1)
         line = next((at for at, text in lines if any(each in text for each in known)), 1)
         todo = f"export {names[0]} in your shell before you submit" if names else "let the script read it elsewhere"
-        self.leave(
-            line, f"{'.'.join(key)}: ...", f"a secret: revoke it, and {todo}", lost=not names or key[0] != "environment"
-        )
+        why, lost = f"a secret: revoke it, and {todo}", not names or key[0] != "environment"
+        self.leave(line, f"{'.'.join(key)}: ...", why, lost=lost)
         self.named |= {key[-1], *names}
         return True
 

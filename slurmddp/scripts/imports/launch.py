@@ -17,7 +17,7 @@ from slurmddp.scripts.check.rules.text import SECRET
 from slurmddp.scripts.check.values import number, symbol, symbol_name
 from slurmddp.scripts.imports.imported import Imported
 from slurmddp.scripts.imports.prepare import COMPUTED, carry_environment, carry_setup, names_in, own_assignments
-from slurmddp.scripts.imports.reader import MEETING, container_of, meets, program_of, ranks_of
+from slurmddp.scripts.imports.reader import MEETING, container_of, meets, option_text, program_of, ranks_of
 from slurmddp.scripts.sandbox.evaluate import Evaluated
 from slurmddp.visible import one_line
 
@@ -116,8 +116,7 @@ def _program(job: Imported, launch: Launch) -> None:
 
 def _arguments(job: Imported, launch: Launch, words: list[str], program: str) -> None:
     """Carry over the arguments; if some are known only when the job runs, run.sh has them."""
-    args: list[str] = []
-    unknown: list[tuple[str, str]] = []
+    args, unknown = list[str](), list[tuple[str, str]]()
     secret = False  # the word before it is an option that takes a secret
     for word in words:
         value = job.text(word)
@@ -131,8 +130,8 @@ def _arguments(job: Imported, launch: Launch, words: list[str], program: str) ->
             why = f"a secret: let the script read {variable} from its environment"
             job.leave(launch.line, f"argument {name} ...", why, about="arguments")
         elif value and SECRET.search(value):
+            text = f"argument {args.pop()} ..." if option else "argument ..."
             why = "a secret: revoke it, and let the script read it from its environment"
-            text = f"argument {args.pop() if option else ''} ...".replace("  ", " ")
             job.leave(launch.line, text, why, about="arguments")
         elif value is None:
             raw = job.raw(launch, word, option, behind=program)
@@ -202,7 +201,7 @@ def _ranks(job: Imported, launch: Launch) -> None:
             job.leave(step.line, "--gpus-per-task, --gpu-bind", "each rank sees all GPUs: choose by LOCAL_RANK")
     else:
         config = _config(job, launch)
-        told = ranks_of(launch.kind, lambda name: launch.option(name) or config.get(name))
+        told = ranks_of(launch.kind, lambda name: config.get(name) if (own := launch.option(name)) is None else own)
         one = told is None and launch.kind == "torchrun" and not launch.opaque  # torchrun's default
         ranks = 1 if one else number(told) or 0
     old = "torch.distributed.launch" in launch.command.words and "use-env" not in launch.options
@@ -290,7 +289,7 @@ def _options_of_srun(job: Imported, launch: Launch) -> None:
     tasks = 1 if step.fan_out else step.resources.tasks_per_node
     cores = (asked.cpus_per_task or 0) * (asked.tasks_per_node or 0)
     for name, value in step.options.items():
-        text, whole = f"--{name}={value}".removesuffix("="), f"{name}={value}"
+        text, whole = option_text(f"--{name}", value), f"{name}={value}"
         if name == "mpi" and (launch.kind != "python" or "container-image" not in step.options):
             if launch.kind == "python":
                 job.set("launch.mpi", value)

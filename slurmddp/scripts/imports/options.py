@@ -10,11 +10,12 @@ from slurmddp.job.types import SBATCH, memory, slurm_time
 from slurmddp.scripts.check.directives import EXPORTED, REMOVED, SRUN_ONLY, Directive, exported
 from slurmddp.scripts.check.values import number
 from slurmddp.scripts.imports.imported import Imported
+from slurmddp.scripts.imports.reader import option_text
 
 _SAME = ("account", "partition", "qos", "constraint")
-#: What slurmddp asks for by its own keys; `carry_options` reads them all together.
-_COUNTS = {"ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gpus-per-task", "cpus-per-task", "cpus-per-gpu",
-           "mem-per-cpu", "mem-per-gpu"}  # fmt: skip
+#: What `carry_options` reads all together, and what the recorded launch has: its folder.
+_ELSEWHERE = {"ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gpus-per-task", "cpus-per-task", "cpus-per-gpu",
+              "mem", "mem-per-cpu", "mem-per-gpu", "chdir"}  # fmt: skip
 _OWN = {
     **dict.fromkeys(("output", "error"), "logs are in the run folder: slurmddp logs"),
     "open-mode": "logs are never overwritten",
@@ -32,52 +33,47 @@ _MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
 
 def carry_options(job: Imported) -> None:
     """Carry over each #SBATCH option, or leave it with a reason."""
-    script = job.script
+    script, asked = job.script, job.script.job
     last = {each.name: each for each in script.directives}
     for each in script.directives:
         if last[each.name] is each or not each.name:
             _carry(job, each)
-    asked = script.job
     if asked.nodes and "nodes" not in last:
         job.set("resources.nodes", asked.nodes)
     if asked.gpus_per_node:
         job.set("resources.gpus_per_node", asked.gpus_per_node)
-    for name in ("gpus-per-node", "gpus", "gres", "gpus-per-task"):
-        if match := re.search(r"(?:^|gpu:)([A-Za-z][\w.-]*)(?::\d+|$)", script.option(name) or ""):
-            if match[1] != "gpu":
-                job.set("resources.gpu_type", match[1])
-    for name in ("gpus", "gpus-per-node", "gpus-per-task", "gres", "nodes", "ntasks"):
-        value = script.option(name)
-        unread = asked.unread if name in ("nodes", "ntasks") else asked.gpus_per_node is None
-        if value is not None and unread:
+    for name in ("gpus-per-node", "gpus", "gres", "gpus-per-task", "nodes", "ntasks"):
+        value, counts_nodes = script.option(name), name in ("nodes", "ntasks")
+        kind = re.search(r"(?:^|gpu:)([A-Za-z][\w.-]*)(?::\d+|$)", value or "")
+        if kind and kind[1] != "gpu" and not counts_nodes:
+            job.set("resources.gpu_type", kind[1])
+        if value is not None and (asked.unread if counts_nodes else asked.gpus_per_node is None):
             todo = "set resources.nodes, gpus_per_node and ranks_per_node"
             job.leave(script.line_of(name), f"--{name}={value}", todo)
     cpus = (asked.cpus_per_task or 0) * (asked.tasks_per_node or 0)
-    per_gpu = (number(script.option("cpus-per-gpu")) or 0) * (asked.gpus_per_node or 0)
-    if cpus or per_gpu:
-        job.set("resources.cpus_per_node", cpus or per_gpu)
-    _carry_memory(job, cpus or per_gpu)
+    cpus = cpus or (number(script.option("cpus-per-gpu")) or 0) * (asked.gpus_per_node or 0)
+    if cpus:
+        job.set("resources.cpus_per_node", cpus)
+    _carry_memory(job, cpus)
 
 
 def _carry_memory(job: Imported, cpus: int) -> None:
-    script = job.script
-    for name, times in (("mem", 1), ("mem-per-cpu", cpus), ("mem-per-gpu", script.job.gpus_per_node or 0)):
-        value = script.option(name)
+    for name, times in (("mem", 1), ("mem-per-cpu", cpus), ("mem-per-gpu", job.script.job.gpus_per_node or 0)):
+        value = job.script.option(name)
         match = re.fullmatch(r"(\d+)\s*([KMGT]?)B?", (value or "").upper())
-        if value is None:
-            continue
-        if match is None or not times:
-            job.leave(script.line_of(name), f"--{name}={value}", "set resources.mem_per_node")
-        elif int(match[1]) == 0:
-            job.add("resources.sbatch_extra", "--mem=0")
-        else:
+        if match and times and int(match[1]):
             job.set("resources.mem_per_node", memory(math.ceil(int(match[1]) * _MIB[match[2]]) * times))
+        elif match and times:
+            job.add("resources.sbatch_extra", "--mem=0")
+        elif value is not None:
+            job.leave(job.script.line_of(name), f"--{name}={value}", "set resources.mem_per_node")
 
 
 def _carry(job: Imported, each: Directive) -> None:
     name, value = each.name, each.value
-    text = f"--{name}" + (f"={value}" if value else "")
-    if name in _COUNTS or name == "mem":
+    text = option_text(f"--{name}", value)
+    gpus = name == "gres" and all(part.partition(":")[0] == "gpu" for part in value.split(","))
+    if name in _ELSEWHERE or gpus:
         return
     if name in _OWN:
         job.leave(each.line, text, _OWN[name], lost=name not in _HARMLESS)
@@ -100,26 +96,23 @@ def _carry(job: Imported, each: Directive) -> None:
         job.leave(each.line, text, why, lost=False)
     elif name.startswith("container"):
         job.leave(each.line, text, "set container.image and container.binds: the whole script runs in this container")
-    elif name == "chdir" or (name == "gres" and all(part.partition(":")[0] == "gpu" for part in value.split(","))):
-        return  # the recorded launch has the folder
     elif name == "export":
-        job.keys |= {("environment", variable): given for variable, given in exported(value).items()}
-        for part in EXPORTED.split(value):
-            if "=" not in part and part not in ("ALL", "NONE", "NIL"):
-                job.leave(each.line, f"--export={part}", "set its variables in environment")
-        if value != "ALL":
-            job.leave(each.line, text, "the job starts with a clean environment; see environment", lost=False)
-    else:
-        _carry_unknown(job, each, text)
-
-
-def _carry_unknown(job: Imported, each: Directive, text: str) -> None:
-    """Options that slurmddp has no key for go to sbatch as they are, if sbatch would read them."""
-    if not each.name:
-        job.leave(each.line, each.value, "not an option of sbatch")
-    elif each.name in SRUN_ONLY | REMOVED.keys() | {"gres", "nodes", "time", *_SAME}:
+        _carry_export(job, each)
+    elif not name:
+        job.leave(each.line, value, "not an option of sbatch")
+    elif name in SRUN_ONLY | REMOVED.keys() | {"gres", "nodes", "time", *_SAME}:
         job.leave(each.line, text, "not an option of sbatch, or not a value that it accepts")
-    elif re.fullmatch(SBATCH, each.value or "x") and re.fullmatch(r"[A-Za-z][A-Za-z0-9-]+", each.name):
-        job.add("resources.sbatch_extra", text)
+    elif re.fullmatch(SBATCH, value or "x") and re.fullmatch(r"[A-Za-z][A-Za-z0-9-]+", name):
+        job.add("resources.sbatch_extra", text)  # no key, but sbatch reads it
     else:
         job.leave(each.line, text, "slurmddp accepts no blanks, quotes or variables there")
+
+
+def _carry_export(job: Imported, each: Directive) -> None:
+    job.keys |= {("environment", variable): given for variable, given in exported(each.value).items()}
+    for part in EXPORTED.split(each.value):
+        if "=" not in part and part not in ("ALL", "NONE", "NIL"):
+            job.leave(each.line, f"--export={part}", "set its variables in environment")
+    if each.value != "ALL":
+        why = "the job starts with a clean environment; see environment"
+        job.leave(each.line, f"--export={each.value}", why, lost=False)

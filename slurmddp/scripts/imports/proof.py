@@ -22,17 +22,9 @@ from slurmddp.scripts.check.directives import exported
 from slurmddp.scripts.check.launches import launcher_options, programs, srun_options
 from slurmddp.scripts.check.recorded import beside, imagined, place
 from slurmddp.scripts.check.script import parse
+from slurmddp.scripts.imports import reader
 from slurmddp.scripts.imports.imported import Imported
 from slurmddp.scripts.imports.prepare import VENV
-from slurmddp.scripts.imports.reader import (
-    INTERFACES,
-    container_of,
-    given_by_others,
-    meets,
-    program_of,
-    ranks_of,
-    with_whole_paths,
-)  # fmt: skip
 from slurmddp.scripts.sandbox.evaluate import SUBMIT, Evaluated, Started, Unavailable, evaluate, number
 
 #: What starts the words behind it, and changes nothing of them that the job file does not hold.
@@ -168,7 +160,7 @@ def _merged(mine: list[Launched]) -> Launched | None:
 def _launched(job: Imported, run: Evaluated) -> Iterator[Launched]:
     for start, kind, arguments in programs(run):
         options, end, _ = launcher_options(arguments) if kind != "python" else ({}, 0, ())
-        program = program_of(options, arguments[end:])
+        program = reader.program_of(options, arguments[end:])
         facts: dict[str, Any] = _container(run, start)
         folder, path = facts["folder"], start.words[0]
         python = os.path.dirname(_whole(start.folder, path)) if "/" in path else ""
@@ -178,7 +170,7 @@ def _launched(job: Imported, run: Evaluated) -> Iterator[Launched]:
             "python": python or (start.name if re.fullmatch(r"python\d\.\d+", start.name) else "python of PATH"),
             "options of the launcher": sorted(
                 f"--{name}={_whole(folder, value) if name == 'config-file' else value}"
-                for name, value in options.items() if not meets(name)
+                for name, value in options.items() if not reader.meets(name)
             ),
             "ranks per node": _ranks(run, start, kind, options),
             "how ranks start": "srun" if kind == "python" and start.step else "torchrun",
@@ -212,7 +204,7 @@ def _ranks(run: Evaluated, start: Started, kind: str, options: Mapping[str, str]
     if "config-file" in options and "num-processes" not in options:
         return _BY_CONFIG
     given = {"nproc-per-node": start.environment.get("PET_NPROC_PER_NODE", "1"), **options}
-    count = ranks_of(kind, given.get)
+    count = reader.ranks_of(kind, given.get)
     count = str(run.job.gpus) if count in ("gpu", "auto") else count
     return f"{count}" + (f" in each of {tasks // nodes} launchers" if tasks // nodes > 1 else "")
 
@@ -232,7 +224,7 @@ def _container(run: Evaluated, start: Started) -> dict[str, Any]:
     around = [each for each in task if each.name in SIF_PROGRAMS and each.order < start.order and start.contained]
     step = next((each for each in run.started if each.order == start.step and start.step), start)
     outer = around[-1] if around else step
-    found = container_of(outer.words, {} if around else dict(srun_options(list(step.words[1:]))[0]))
+    found = reader.container_of(outer.words, {} if around else dict(srun_options(list(step.words[1:]))[0]))
     folder, image = start.folder, found.image
     if found.runtime != "none" and folder == outer.folder:  # else a shell in the container may have gone elsewhere
         default = "that of the image" if found.runtime == "pyxis" else folder
@@ -256,12 +248,12 @@ def _spec(folder: str, bind: str) -> str:
 
 def _variables(job: Imported, their: Launched, mine: Sequence[Launched], plan: Plan) -> None:
     asked = {**plan.job.environment, **plan.job.network.variables}
-    secret = set(plan.job.environment_from)
-    for name in sorted((their.variables.keys() | asked.keys()) - job.named - secret):
+    for name in sorted((their.variables.keys() | asked.keys()) - job.named - set(plan.job.environment_from)):
         found, all_told = their.variables.get(name), {each.variables.get(name) for each in mine}
         told = next((each for each in all_told if each != found), found)
-        interface = name in INTERFACES and plan.job.network.interface == found
-        if found == told or interface or given_by_others(name) or (found is None and name in job.site_variables()):
+        by_site = found is None and name in job.site_variables()
+        by_key = name in reader.INTERFACES and plan.job.network.interface == found
+        if found == told or by_site or by_key or reader.given_by_others(name):
             continue
         shown = "..." if is_secret_name(name) else found
         why = "the ranks would not have it" if told is None else f"the job file sets {name}={told}"
@@ -272,24 +264,30 @@ def _variables(job: Imported, their: Launched, mine: Sequence[Launched], plan: P
 def _others(job: Imported, theirs: Evaluated, ours: Evaluated, main: Sequence[Started]) -> None:
     """Leave each program that the script starts beside the launch and the job file does not."""
     known = {_words(job, each) for each in ours.started}
+    explained = {each.line for each in job.left if each.lost}
+    venv = VENV in job.keys.get(("setup",), [])
     for each in theirs.started:
-        text = "".join(job.script.lines[each.line - 1 : each.line])
-        value = re.match(rf"\s*(export\s+)?\w+=.*\$\(.*{re.escape(each.name)}", text)  # which is known, or not
-        prints = (each.streams[1].startswith("pipe:") and value) or each.name in _HARMLESS
-        prints = prints or each.words[1:2] in (("-c",), ("--version",), ("-V",))
-        around = each.name in _TRANSPARENT
+        around = each.name in _TRANSPARENT or (venv and each.words[:2] == ("uv", "run") and each.words[2][:1] != "-")
         if each.name in SIF_PROGRAMS:  # with a program behind the image
-            around = container_of(each.words, {}).image not in ("", each.words[-1])
-        around |= each.words[:2] == ("uv", "run") and each.words[2][:1] != "-" and VENV in job.keys.get(("setup",), [])
-        if any(each is one for one in main) or around or _words(job, each) in known or each.line in job.lines:
+            around = reader.container_of(each.words, {}).image not in ("", each.words[-1])
+        if any(each is one for one in main) or around or _words(job, each) in known or each.line in explained:
             continue
-        if prints and "open(" not in " ".join(each.words):
-            job.lines.add(each.line)
-            continue
-        front = any(each.words[-len(one.words) :] == one.words for one in main)
-        text = " ".join(each.words[: len(each.words) - len(main[0].words)] if front else each.words)
-        job.leave(each.line, job.real(text), "in front of the launch" if front else "the script also starts this")
+        explained.add(each.line)
+        if not _only_prints(job, each):
+            front = any(each.words[-len(one.words) :] == one.words for one in main)
+            text = " ".join(each.words[: len(each.words) - len(main[0].words)] if front else each.words)
+            job.leave(each.line, job.real(text), "in front of the launch" if front else "the script also starts this")
+
+
+def _only_prints(job: Imported, start: Started) -> bool:
+    """Return whether a program only shows something, or what it prints becomes a value, which is known or not."""
+    if "open(" in " ".join(start.words):
+        return False
+    text = "".join(job.script.lines[start.line - 1 : start.line])
+    value = re.match(rf"\s*(export\s+)?\w+=.*\$\(.*{re.escape(start.name)}", text)
+    shows = start.name in _HARMLESS or start.words[1:2] in (("-c",), ("--version",), ("-V",))
+    return shows or (start.streams[1].startswith("pipe:") and value is not None)
 
 
 def _words(job: Imported, start: Started) -> tuple[str, ...]:
-    return (start.name, *map(job.real, with_whole_paths(start)[1:]))
+    return (start.name, *map(job.real, reader.with_whole_paths(start)[1:]))

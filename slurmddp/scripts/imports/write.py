@@ -110,12 +110,10 @@ def import_script(path: Path, site: str | None, shown: str) -> JobText:
     problems = [*([] if launch else [none]), *refused, *missing]
     if not runs:
         job.leave(1, "the whole script", "not proven: bash could not evaluate it here (no user namespaces, or no end)")
-    entries = sorted(set(job.lost))
-    lost = [f"line {_origin(job, line)}: {one_line(what)} -> {one_line(why)}" for line, what, why in entries]
-    written = _text(job, path, shown, defaults)
-    valid = not refused and launch is not None
-    left = len(set(job.left))
-    return JobText(written, made, left, lost, problems, valid, job.run_name, job.run_text)
+    left = sorted(set(job.left))
+    lost = [f"line {_origin(job, line)}: {one_line(text)} -> {one_line(why)}" for line, text, why, lost in left if lost]
+    written, valid = _text(job, path, shown, defaults), not refused and launch is not None
+    return JobText(written, made, len(left), lost, problems, valid, job.run_name, job.run_text)
 
 
 def evaluated(job: Imported) -> tuple[list[str], tuple[Evaluated, ...]]:
@@ -160,26 +158,28 @@ def _leave_unseen(job: Imported, launch: Launch, runs: tuple[Evaluated, ...]) ->
             places = [(line, base(words[0])) for line in range(command.line, command.last + 1)]
             if sum(map(started.count, places)) < written.count(places[0]):
                 job.leave(command.line, text, "in a branch that is not taken here")
-    for line, text in enumerate(job.script.lines[: max(launch.line, launch.command.last)], 1):
-        match = None if line in job.script.here_lines else _CONDITION.match(text) or _SHORT.match(text)
-        if _NEVER_KNOWN.search(text) and not text.lstrip().startswith("#"):
-            job.leave(line, text.strip(), "known only when the job runs")
-        if (
-            match
-            and line < launch.line
-            and (what := _unknown(job, runs, line, match["test"], program=not text.lstrip().startswith("case")))
-        ):
-            rest = "\n".join([match["body"], *job.script.lines[line:]]) if match.re is _CONDITION else ""
-            body = re.split(r"(?:^|[\n;])\s*(?:fi|esac|done)\b", rest)[0]
-            if not rest or not all(
-                _ONLY_SAYS.match(each) for each in re.split(r"[\n;]\s*(?:then\b|else\b|do\b)?\s*", f";{body}")
-            ):
-                job.leave(line, text.strip(), f"a branch that depends on {what}")
+    lines = [each.strip() for each in job.script.lines]
+    for line, text in enumerate(lines[: max(launch.line, launch.command.last)], 1):
+        if not text.startswith("#") and _NEVER_KNOWN.search(text):
+            job.leave(line, text, "known only when the job runs")
+        if line < launch.line and line not in job.script.here_lines:
+            match = _CONDITION.match(text)
+            if match and _only_prints("\n".join([match["body"], *lines[line:]])):
+                continue
+            if (match := match or _SHORT.match(text)) and (what := _unknown(job, runs, line, match["test"])):
+                job.leave(line, text, f"a branch that depends on {what}")
 
 
-def _unknown(job: Imported, runs: tuple[Evaluated, ...], line: int, test: str, *, program: bool) -> str:
+def _only_prints(behind: str) -> bool:
+    """Return whether the commands of a branch only print something, or end the script. behind: its condition."""
+    body = re.split(r"(?:^|[\n;])\s*(?:fi|esac|done)\b", behind)[0]
+    return all(map(_ONLY_SAYS.match, re.split(r"[\n;]\s*(?:then\b|else\b|do\b)?\s*", f";{body}")))
+
+
+def _unknown(job: Imported, runs: tuple[Evaluated, ...], line: int, test: str) -> str:
     """Return what is known only when the job runs, of what a condition depends on; empty, if there is nothing."""
-    if program and not _TEST.match(test):
+    program = not job.script.lines[line - 1].lstrip().startswith("case") and not _TEST.match(test)
+    if program:
         return f"what {test.split()[0] if test.split() else 'a program'} returns"
     if found := _OF_RUN.search(test):
         return "files" if found[0].strip()[:1] == "-" else "what a program prints"
@@ -229,7 +229,7 @@ def _text(job: Imported, path: Path, shown: str, defaults: list[str]) -> str:
 def _comments(job: Imported) -> list[str]:
     """Return what is not carried over, each with line and text."""
     lines = []
-    for line, text, why in sorted(job.left):
+    for line, text, why, _ in sorted(job.left):
         cut = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
         lines.append(f"#   line {_origin(job, line)}: {one_line(cut)}  ->  {one_line(why)}")
     return ["#", "# Not imported:", *dict.fromkeys(lines)] if lines else []
