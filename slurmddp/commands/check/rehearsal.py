@@ -172,7 +172,7 @@ def rehearse(request: Request, *, as_json: bool) -> set[str]:
     kill = outcomes[0]
     verdict = Verdict(kill.resumes, tuple(each.text for each in outcomes))
     rehearsed.keep(rehearsal.code_hash, sandbox.plan, verdict)
-    missing = [text for each in outcomes for text in each.not_compared]
+    missing = list(dict.fromkeys(text for each in outcomes for text in each.not_compared))
     clean = all(each.resumes for each in outcomes) and not (kill.differs or missing)
     if clean:  # nobody needs its logs
         shutil.rmtree(sandbox.root, ignore_errors=True)
