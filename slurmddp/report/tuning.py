@@ -17,6 +17,8 @@ from slurmddp.styled import columns
 from slurmddp.visible import visible
 
 _DDP = "DDP"
+#: Efficiency beyond which a measurement is doubted: ranks that each do less may gain some per cent by their caches.
+_TOO_GOOD = 1.1
 #: What the observer of a script cannot tell on a GPU.
 UNMEASURED = "unmeasured"
 
@@ -82,6 +84,8 @@ def judge(tuned: Tuned, share: float) -> Verdict:
             "this holds if each rank computes as many samples per step on any number of ranks, which is not known of a "
             f"script; if it divides a fixed batch among them, compare the steps per second: {speeds}"
         )
+    if any(row.efficiency > _TOO_GOOD for row in rows):
+        reasons.append("faster than linear: perhaps the machine was busy with something else at times. Measure again")
     reasons += [_limit_reason(tuned, point, limit)]
     if noise is not None:
         reasons.append(_noise_reason(noise, tuned.batch))

@@ -137,6 +137,12 @@ def test_of_a_script_the_observer_tells_steps_and_waits_and_the_rest_is_not_clai
     assert tuning.observed(lines_of_a_script(1, 5), 1) is None
 
 
+@pytest.mark.parametrize(("speed", "doubted"), [(21.0, False), (26.0, True)])
+def test_a_speed_beyond_linear_is_doubted(speed: float, doubted: bool) -> None:
+    tuned = Tuned("", None, points=(Point(1, 1, 10.0, ""), Point(1, 2, speed, "")))
+    assert any("Measure again" in each for each in tuning.judge(tuned, 0.5).choice.reasons) == doubted
+
+
 def test_a_single_rank_waits_for_no_network() -> None:
     point = tuning.observed(lines_of_a_script(1, 30, 130, 230, compute=0.02, network=0.08), 1)
     assert point is not None
