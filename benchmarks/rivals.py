@@ -18,7 +18,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,13 +114,17 @@ RIVALS = (
 
 @dataclass(frozen=True)
 class Result:
-    """One run. seconds: from the fault to the first step of a new start; None if there was none in PATIENCE."""
+    """One run. seconds: from the fault to the first step of a new start; None if there was none in PATIENCE.
+
+    load: of the machine at the end, in processes that want to run.
+    """
 
     rival: str
     fault: str
     seconds: float | None
     lost: int
     ends: str
+    load: float | None = None
 
 
 class Job:
@@ -173,7 +177,7 @@ class Job:
 
     def wait_for_step(self, step: int) -> None:
         reached = lambda: any(row["step"] >= step for row in self.rows("steps.jsonl"))  # noqa: E731
-        self.cluster.wait_for(reached, f"step {step}\n{self.log()}", 150, every=0.05)
+        self.cluster.wait_for(reached, f"step {step}\n{self.log()}", PATIENCE, every=0.05)
 
     def log(self) -> str:
         path = self.folder / "job.log"
@@ -310,6 +314,7 @@ def measure(cluster: Cluster, results: Path, runs: int, only: str, seed: int) ->
             name = re.sub("[^a-z]+", "-", f"{rival.title} {fault}".lower()) + f"-{len(done)}"
             chance = random.Random(f"{seed} {name}")
             result = play(Job(cluster, name), image, environment, rival, fault, chance, expected / "weights.pt")
+            result = replace(result, load=os.getloadavg()[0])
             print(result, file=sys.stderr, flush=True)
             with results.open("a") as file:
                 file.write(json.dumps(asdict(result)) + "\n")
@@ -328,7 +333,9 @@ def text(results: Sequence[Result]) -> str:
         runs = [[each for each in results if (each.rival, each.fault) == (rival.title, fault)] for fault in FAULTS]
         lines.append([rival.title, *map(_cell, runs)])
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-    where = f"On {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}."
+    loads = [each.load for each in results if each.load is not None]
+    load = f", which other work gave a load of {min(loads):.0f} to {max(loads):.0f}" if loads else ""
+    where = f"On {os.cpu_count()} cores{load}, {time.strftime('%Y-%m-%d')}."
     given = "".join(f"- {rival.title}, {rival.nodes} nodes: {_given(rival)}.\n" for rival in RIVALS)
     return f"{where} {MEANING}\n\n{table}\n{given}"
 
