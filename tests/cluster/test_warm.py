@@ -14,6 +14,19 @@ from .test_forking import SCRIPT
 
 pytestmark = pytest.mark.cluster
 
+#: Where it is asked to stop, it saves for some seconds: fewer than Slurm leaves between SIGTERM and SIGKILL here.
+SAVING_SCRIPT = "from slurmddp.runtime import should_stop\n" + SCRIPT.replace(
+    "    time.sleep(0.1)\n",
+    """\
+    time.sleep(0.1)
+    if should_stop():
+        print(f"rank {dist.get_rank()} saves", flush=True)
+        time.sleep(2)
+        open(f"/home/alice/scripts/saved-{dist.get_rank()}", "w").close()
+        raise SystemExit
+""",
+)
+
 
 def seeds(run: Run, attempt: int) -> dict[str, str]:
     """{node: the hash seed of its rank} of the first start of an attempt."""
@@ -23,12 +36,15 @@ def seeds(run: Run, attempt: int) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def warm_run(cluster: Cluster, image: str, nodes: str) -> Iterator[tuple[Run, str, str]]:
+def warm_run(
+    cluster: Cluster, image: str, nodes: str, script: str = SCRIPT, *options: str
+) -> Iterator[tuple[Run, str, str]]:
     """A run on node1 to node3 whose first attempt trains: with its batch host and the other node."""
     alice = Alice(cluster, image)
-    cluster.write("/home/alice/scripts/forked.py", SCRIPT)
+    cluster.write("/home/alice/scripts/forked.py", script)
     run = alice.submit(
         "scripts/forked.py", "--site", "testcluster", "--image", image, "--nodes", nodes, "--time", "20m",
+        *options,
         *("--set", "recovery.fork=true", "--set", "recovery.spares_warm=true", "--set", "recovery.heartbeats=true"),
         *("--set", "resources.ranks_per_node=1", "--set", "resources.cpus_per_node=1"),
     )  # fmt: skip
@@ -82,3 +98,19 @@ def test_the_run_survives_a_spare_that_dies_and_a_warm_process_that_dies(
         cold = [(row["node"], row["why"]) for row in run.lines("events.jsonl") if row["event"] == "not_warm"]
         assert cold == [(other, "no warm process on this node: logs/warm may say why")], story(run)
         assert f"no warm agent on {other}" in str(run.status()[1]), story(run)
+
+
+def test_scancel_leaves_time_for_the_last_save(fresh_cluster: Cluster, base_image_root: str) -> None:
+    """Slurm signals all steps at once: the warm processes must not end before the agents that were forked from them.
+
+    The image is a folder: the process by which an ordinary user mounts an image file ends by that signal, too.
+    """
+    cluster = fresh_cluster
+    with warm_run(cluster, base_image_root, "2+1", SAVING_SCRIPT, "--set", "recovery.preflight=false") as (run, _, _):
+        cluster.run("login", ["scancel", run.job_id])
+        run.wait("cancelled")
+        saved = sorted(path.name for path in cluster.machine_path("/home/alice/scripts").glob("saved-*"))
+        assert saved == ["saved-0", "saved-1"], story(run)
+        cluster.wait_for(lambda: not run.processes(), f"no process is left: {run.processes()}", 30)
+        assert not [row for row in run.lines("events.jsonl") if row["event"] == "not_warm"], story(run)
+    cluster.sh("login", "rm /home/alice/scripts/saved-*", user="root")
