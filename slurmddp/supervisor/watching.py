@@ -81,7 +81,8 @@ class Watching:
 
     def _event(self, line: str) -> None:
         event = events.parse(line.encode("utf-8", "replace"))
-        if event is not None:
+        if event is not None and (event.attempt is None or event.attempt >= self._job.attempt):
+            # Ranks of an earlier attempt may live on, where their node was cut off, and come back.
             self.carry_out(self._watch.see(event, self._job.moment()))
 
     def carry_out(self, actions: Actions) -> None:

@@ -123,12 +123,12 @@ def test_what_the_brain_asks_for_is_done() -> None:
 def test_a_look_takes_only_what_is_about_the_nodes_of_the_attempt() -> None:
     seen: list[Any] = []
     made: Any = Watching.__new__(Watching)
-    made._job = SimpleNamespace(nodes=SimpleNamespace(chosen=["n1"]), moment=lambda: None, events_read=0)
+    made._job = SimpleNamespace(nodes=SimpleNamespace(chosen=["n1"]), moment=lambda: None, events_read=0, attempt=1)
     made._watch = SimpleNamespace(see=lambda event, _: seen.append(event.facts) or [])
     made._around = Around()
-    line = Event(JobStarted("n1", None, 0), 5.0, 0).write()
+    old, line = (json.dumps(Event(JobStarted("n1", None, 0), 5.0, attempt).write()) for attempt in (0, 1))
     found = {
-        "events": (9, [json.dumps(line), "{damaged"]), "marker": None, "stop": "time limit", "failures": 2,
+        "events": (9, [old, line, "{damaged"]), "marker": None, "stop": "time limit", "failures": 2,
         "newest_start": 1, "unreached": [["n1", "no route"], ["n7", "excluded"]],
     }  # fmt: skip
     made._read(found)
