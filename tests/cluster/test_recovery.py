@@ -6,12 +6,15 @@ import json
 import os
 import random
 import time
+from itertools import chain
 
 import pytest
 
 from slurmddp.records.stop import CANCELLED, StopRequest
 
 from .cluster import Cluster
+from .faults import wait_for_step
+from .proof import tensors, traces
 from .runs import NO_PREFLIGHT, ONE_RANK_A_NODE, Alice, Run
 
 pytestmark = pytest.mark.cluster
@@ -42,6 +45,19 @@ while True:
     time.sleep(0.5)
 """
 
+#: Steps of a tenth of a second or more, on tensor groups of two ranks.
+TENSOR = {
+    "train": {
+        "steps": 40,
+        "model": {"dropout": 0.0},
+        "batch": {"global": 24, "micro": 3},
+        "optimizer": {"lr": 1e-3},
+        "log_every": 1,
+    },
+    "parallel": {"tensor": 2},
+    "checkpoint": {"every_steps": 5},
+}
+
 
 @pytest.fixture(scope="module")
 def alice(cluster: Cluster, torch_image: str) -> Alice:
@@ -70,6 +86,13 @@ def ranks(alice: Alice) -> Run:
     return train(alice, "ranks", NO_PREFLIGHT, nodes=2, time=f"{10 + KILLS}m")
 
 
+@pytest.fixture(scope="module")
+def undisturbed(alice: Alice) -> Run:
+    run = alice.submit(alice.job_file("undisturbed", resources={"nodes": 2}, **TENSOR))
+    run.wait("done", timeout=600)
+    return run
+
+
 def pretend(alice: Alice, wish: str, *settings: str, minutes: int = 5) -> Run:
     """A run of one node whose ranks are the stand-in's."""
     small = ("resources.cpus_per_node=1", "resources.mem_per_node=200M", "recovery.preflight=false")
@@ -86,6 +109,11 @@ def train(alice: Alice, name: str, recovery: dict[str, bool] | None = None, **re
     checkpoint = {"every_steps": 10}
     job = alice.job_file(name, resources=resources, train=lasting, checkpoint=checkpoint, recovery=recovery or {})
     return alice.submit(job)
+
+
+def fed(run: Run) -> dict[int, list[int]]:
+    """The samples of each step, of whichever attempt, as the first ranks of the tensor groups were given them."""
+    return {step: sorted(chain(*ranks[::2])) for steps in traces(run).values() for step, ranks in steps.items()}
 
 
 def batch_host(run: Run) -> str:
@@ -335,6 +363,39 @@ class TestNodes:
             fresh_cluster.restart_host(lost)
             end(run)
             fresh_cluster.wait_nodes()
+
+    @pytest.mark.long
+    @pytest.mark.parametrize("nodes", [{"min": 2, "max": 2, "spares": 1}, {"min": 1, "max": 2}], ids=["spare", "fewer"])
+    def test_a_lost_tensor_group_changes_no_loss(
+        self, alice: Alice, fresh_cluster: Cluster, undisturbed: Run, nodes: dict[str, int]
+    ) -> None:
+        """Each node is a tensor group of two ranks. On the other mesh, gradients are added up in another order."""
+        run = alice.submit(alice.job_file("tensor", resources={"nodes": nodes}, **TENSOR))
+        before = run.wait_for_event("attempt_started")["nodes"].split()
+        (lost,) = [node for node in before if node != batch_host(run)]
+        wait_for_step(run, 12)
+        now = time.time()
+        fresh_cluster.kill_host(lost)
+        try:
+            assert resumed_after(run, now, attempt=1)["step"] >= 10
+            run.wait("done", timeout=600)
+        finally:
+            fresh_cluster.restart_host(lost)
+            fresh_cluster.wait_nodes()
+        after = events(run, "attempt_started")[-1]["nodes"].split()
+        assert len(after) == nodes["min"] and lost not in after
+        assert events(run, "started")[-1]["parallel"] == ("TP" if len(after) == 1 else "DDP+TP")
+        assert fed(run) == fed(undisturbed)
+        ours, theirs = ({row["step"]: row for row in each.metrics()} for each in (run, undisturbed))
+        assert ours.keys() == theirs.keys() == set(range(1, 41))
+        for step, row in theirs.items():
+            for fact in ("loss", "grad_norm", "samples"):
+                assert ours[step][fact] == pytest.approx(row[fact], rel=1e-5 if len(after) == 1 else 0), (step, fact)
+        weights, wanted = tensors(run, 40), tensors(undisturbed, 40)
+        assert weights.keys() == wanted.keys()
+        for name, value in wanted.items():
+            apart = (weights[name] - value).norm()
+            assert apart <= (1e-4 * value.norm() if len(after) == 1 else 0), name
 
     @pytest.mark.parametrize(
         "nodes", [pytest.param({"min": 2, "max": 2, "spares": 1}, marks=pytest.mark.long), {"min": 1, "max": 2}]
