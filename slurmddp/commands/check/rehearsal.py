@@ -75,10 +75,7 @@ class Rehearsal:
         if not start.steps:
             how, todo = "exited", "a rehearsal compares steps: give it arguments with which it trains"
             if code is None:
-                how, todo = (
-                    f"ran for {START_SECONDS:.0f} s",
-                    "rehearse it with less data, or prepare them before",
-                )
+                how, todo = f"ran for {START_SECONDS:.0f} s", "rehearse it with less data, or prepare them before"
             raise UserError(f"the script {how} without a step of a torch optimizer: see {run.folder.logs}", todo=todo)
         return start
 

@@ -31,7 +31,7 @@ from slurmddp.launch.submit import make_run_folder
 from slurmddp.launch.workdir import files_before
 from slurmddp.launch.write import run_files
 from slurmddp.records.events import Event
-from slurmddp.records.rehearsal import KILL, REQUEST, STARTS, Order, read_lines
+from slurmddp.records.rehearsal import REQUEST, STARTS, Order, read_lines
 from slurmddp.run.cause import find_cause
 from slurmddp.run.create import make_folder, write_file
 from slurmddp.run.events import read_events
@@ -54,7 +54,6 @@ class RehearsalRun:
     def __init__(self, sandbox: Sandbox, name: str, order: Order | None, grace: float = 15.0) -> None:
         """order: None: the script runs as it is. grace: seconds that it has to exit when it is asked to stop."""
         self._sandbox = sandbox
-        self.kills = order is not None and order.act == KILL
         workdir = sandbox.workdir(name)
         changes = {"timeouts.stop": f"{grace:.0f}", "launch.wrap": json.dumps(sandbox.wrap(name))}
         if workdir is not None:
