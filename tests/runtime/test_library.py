@@ -524,7 +524,7 @@ for step in range(first, 6):
         checkpointer.save(step)
         break
 checkpointer.finish()
-print(f"rank {os.environ.get('RANK', '0')}: steps {first} to {step}")
+print(f"rank {os.environ.get('RANK', '0')}: steps {first} to {step}\\n", end="")  # in one piece: two ranks write
 """
 
 

@@ -201,6 +201,7 @@ def test_saved_in_one_mesh_and_loaded_in_another(
     assert len(weights) == len(list(GPT(**MODEL, context=8, dropout=0.0, tied=True).parameters()))
 
 
+@pytest.mark.long
 @pytest.mark.ranks(4)
 def test_a_killed_rank_starts_again(ranks: Ranks, tmp_path: Path) -> None:
     """And the run is that of ranks which nobody disturbed, to the bit: each draws its own dropout masks again."""
