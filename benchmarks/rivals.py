@@ -51,9 +51,9 @@ MEANING = f"""\
 All train the same small model on two nodes with one rank each: plain DDP over gloo, or the same arithmetic in Lightning
 (benchmarks/rival_program.py). They save every {EVERY} steps and load the newest save when they start. Collectives time
 out after 60 s. A third node is a spare. A cell: how many runs reached the last step; seconds from the fault (time
-limit: from the last step before it) to the first step of the next start; steps done again. Median, with the range of
-several runs. The weights at the end equal those of an undisturbed run unless the cell says otherwise. A run without a
-new step for {PATIENCE} s has not survived; "-" was not measured.
+limit: from the last step before it) to the first step of the next start; steps done again. Median, with the range. The
+weights at the end equal those of an undisturbed run unless the cell says otherwise. A run without a new step
+for {PATIENCE} s has not survived; "-" was not measured.
 ft_launcher is that of nvidia-resiliency-ext 0.7.0, which runs without GPUs.
 Lightning runs in the image as a folder: its signal also ends the process by which Apptainer mounts an image file."""
 
