@@ -26,7 +26,7 @@ from slurmddp.launch.problems import refuse_problems
 from slurmddp.launch.submit import continue_run, discard, job_warnings, make_run_folder, record
 from slurmddp.launch.workdir import files_before, workdir_in
 from slurmddp.records.job_events import CancelRequested, JobEnded
-from slurmddp.run.cause import find_cause
+from slurmddp.run.cause import newest_cause
 from slurmddp.run.evidence import evidence
 from slurmddp.run.gate import OwnRun
 from slurmddp.run.layout import RunFolder
@@ -197,7 +197,7 @@ def run_foreground(prepared: Prepared, *, quiet: bool) -> tuple[int, RunFolder]:
     if code == 0 or job.requests:
         return judge(None, evidence(folder)).exit_code, folder
     # After torchrun's long traceback: why it failed, and which command shows more.
-    if (cause := find_cause(folder, evidence(folder).attempt)) is not None:
+    if (cause := newest_cause(folder)) is not None:
         opt.say(f"failed: {one_line(cause.line_with_log())}")
     opt.say(f"more: slurmddp status {folder.id}")
     return code, folder

@@ -11,7 +11,7 @@ import typer
 
 from slurmddp.commands import options as opt
 from slurmddp.commands.check.nodes import watched
-from slurmddp.commands.check.sandbox import START_SECONDS, RehearsalRun, Sandbox, on_this_machine, sandboxed
+from slurmddp.commands.check.sandbox import START_SECONDS, RehearsalRun, Sandbox, on_this_machine, sandboxed, why
 from slurmddp.commands.run import run_foreground
 from slurmddp.commands.terminal import write_new
 from slurmddp.errors import ExternalError, UserError
@@ -25,8 +25,6 @@ from slurmddp.records.tuning import REQUEST, RESULT, Order, Tuned, read
 from slurmddp.render.documents import job_yaml
 from slurmddp.report import tuning
 from slurmddp.report.tuning import observed
-from slurmddp.run.cause import find_cause
-from slurmddp.run.evidence import evidence
 from slurmddp.run.layout import RunFolder
 from slurmddp.run.metrics import behind
 from slurmddp.shared.files import text_or_empty
@@ -180,17 +178,12 @@ def _memory(text: str | None, plan: Plan) -> int | None:
 
 def _run(prepared: Prepared, *, quiet: bool) -> tuple[RunFolder, str]:
     code, folder = run_foreground(prepared, quiet=quiet)
-    return folder, _why(folder) if code else ""
+    return folder, why(folder) if code else ""
 
 
 def _submit(prepared: Prepared) -> tuple[RunFolder, str]:
     folder, state = watched(prepared)
-    return folder, "" if state.state == "done" else _why(folder)
-
-
-def _why(folder: RunFolder) -> str:
-    cause = find_cause(folder, evidence(folder).attempt)
-    return one_line(cause.line_with_log()) if cause else f"the log is {folder.job_log}"
+    return folder, "" if state.state == "done" else why(folder)
 
 
 def _result(folder: RunFolder) -> Tuned | None:

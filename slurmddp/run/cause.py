@@ -14,6 +14,7 @@ from slurmddp.records.preflight import read
 from slurmddp.records.rank_events import Error, Hang, HangOver, HangReported, RankExited, RankStarted
 from slurmddp.records.refusal import read as read_refusal
 from slurmddp.run.events import read_events
+from slurmddp.run.evidence import evidence
 from slurmddp.run.layout import RunFolder
 from slurmddp.run.logs import Follower
 from slurmddp.shared.files import open_plain, read_json, read_plain
@@ -31,6 +32,11 @@ def find_cause(folder: RunFolder, attempt: int | None) -> Cause | None:
     is found.
     """
     return _of_script(folder, attempt) or _of_logs(folder, attempt, _of_events(folder, attempt))
+
+
+def newest_cause(folder: RunFolder) -> Cause | None:
+    """Return why the newest attempt failed; None if nobody wrote it."""
+    return find_cause(folder, evidence(folder).attempt)
 
 
 def failing_attempt(folder: RunFolder, attempt: int) -> int:

@@ -32,11 +32,11 @@ from slurmddp.launch.workdir import files_before
 from slurmddp.launch.write import run_files
 from slurmddp.records.events import Event
 from slurmddp.records.rehearsal import REQUEST, STARTS, Order, read_lines
-from slurmddp.run.cause import find_cause
+from slurmddp.run.cause import newest_cause
 from slurmddp.run.create import make_folder, write_file
 from slurmddp.run.events import read_events
-from slurmddp.run.evidence import evidence
 from slurmddp.run.gate import OwnRun
+from slurmddp.run.layout import RunFolder
 from slurmddp.visible import one_line
 
 #: Seconds until the first step.
@@ -125,8 +125,13 @@ class RehearsalRun:
 
     def why(self) -> str:
         """Return why the job failed."""
-        cause = find_cause(self.folder, evidence(self.folder).attempt)
-        return one_line(cause.line_with_log()) if cause else f"its logs are in {self.folder.logs}"
+        return why(self.folder)
+
+
+def why(folder: RunFolder) -> str:
+    """Return why a job failed, or where its logs are."""
+    cause = newest_cause(folder)
+    return one_line(cause.line_with_log()) if cause else f"its logs are in {folder.logs}"
 
 
 def _end_left_over(run: Path) -> None:
