@@ -155,7 +155,7 @@ def _observed(sandbox: Sandbox, ranks: int) -> list[Metrics]:
         return [row for rows, _ in behind(run.folder.metrics, 0) for row in rows if row.of_ranks]
 
     if run.start(lambda _: len(seen()) >= _LINES, START_SECONDS):
-        raise UserError(f"it fails on {ranks} ranks: {run.why()}")
+        raise UserError(f"it fails on {ranks} ranks: {why(run.folder)}")
     return seen()
 
 

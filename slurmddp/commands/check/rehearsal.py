@@ -8,7 +8,7 @@ import shutil
 from slurmddp.commands import options as opt
 from slurmddp.commands.check import nodes
 from slurmddp.commands.check.compare import Outcome, Start, first, halved, resumed, stopped
-from slurmddp.commands.check.sandbox import START_SECONDS, RehearsalRun, Sandbox, on_this_machine, sandboxed
+from slurmddp.commands.check.sandbox import START_SECONDS, RehearsalRun, Sandbox, on_this_machine, sandboxed, why
 from slurmddp.errors import UserError
 from slurmddp.job.resolve import Request
 from slurmddp.launch.prepare import prepare
@@ -63,15 +63,14 @@ class Rehearsal:
         starts = run.starts()
         start, self.code_hash = first(starts), snapshot.code_hash(run.folder.code)
         start.end = None if code is None else start.steps
-        failed = bool(code) or len(starts) > 1
-        if failed and start.steps and batches is not None:
-            self._failed = f"epochs of {batches} batches: it failed after step {start.steps}: {run.why()}"
-            opt.say(f"  failed after step {start.steps}, perhaps because of the shorter epochs: {run.why()}")
-            return self._undisturbed(None)
-        if failed:
+        if bool(code) or len(starts) > 1:
+            cause = why(run.folder)
+            if start.steps and batches is not None:
+                self._failed = f"epochs of {batches} batches: it failed after step {start.steps}: {cause}"
+                opt.say(f"  failed after step {start.steps}, perhaps because of the shorter epochs: {cause}")
+                return self._undisturbed(None)
             when = f"after step {start.steps}" if start.steps else "before its first step"
-            why = run.why()
-            raise UserError(f"the script failed {when}, without a kill: {why}", todo=self._todo(why, start))
+            raise UserError(f"the script failed {when}, without a kill: {cause}", todo=self._todo(cause, start))
         if not start.steps:
             how, todo = "exited", "a rehearsal compares steps: give it arguments with which it trains"
             if code is None:
@@ -79,11 +78,11 @@ class Rehearsal:
             raise UserError(f"the script {how} without a step of a torch optimizer: see {run.folder.logs}", todo=todo)
         return start
 
-    def _todo(self, why: str, start: Start) -> str | None:
+    def _todo(self, cause: str, start: Start) -> str | None:
         saves = self._sandbox.saves_left_out
-        if "Read-only file system" in why:
+        if "Read-only file system" in cause:
             return "have it write below its working directory, $SLURMDDP_RUN or /tmp: all else is read-only here"
-        if re.search("cuda|nvidia|nccl", why, re.IGNORECASE) and not self._sandbox.plan.layout.gpus_per_node:
+        if re.search("cuda|nvidia|nccl", cause, re.IGNORECASE) and not self._sandbox.plan.layout.gpus_per_node:
             return "rehearse it on a GPU node, or with arguments for a CPU: this machine has no GPU"
         if saves and not start.steps:
             return f"it ran without your saves: name one that it needs, such as {min(saves)}, in an argument"
@@ -115,10 +114,10 @@ class Rehearsal:
         code = run.start(lambda starts: len(starts) > 1 and starts[1].steps >= order.after + _COMPARED, 4 * _SAVE)
         starts = run.starts()
         if not starts or starts[0].acted is None:
-            raise UserError(f"the script was not killed: {run.why()}")
+            raise UserError(f"the script was not killed: {why(run.folder)}")
         again = first(starts[1:])
         if code and not again.states:
-            text = f"Killed after step {starts[0].acted}, it failed when it was started again: {run.why()}"
+            text = f"Killed after step {starts[0].acted}, it failed when it was started again: {why(run.folder)}"
             return Outcome(False, text)
         seen = newest(run.events(), Restarted)
         return resumed(undisturbed, starts[0], again, seen.how if seen else "")
@@ -137,7 +136,7 @@ class Rehearsal:
             run.again(ranks)
             run.start(lambda starts: bool(starts) and starts[0].steps >= 2, _SAVE)
             again = first(run.starts()[len(before) :])
-            half = halved(first(before), again, ranks, run.why())
+            half = halved(first(before), again, ranks, why(run.folder))
         return stopped(first(before), again, terminated=terminated, end=undisturbed.end), half
 
     def _order(self, act: str, undisturbed: Start, save: int | None = None) -> Order:

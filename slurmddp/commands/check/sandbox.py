@@ -123,10 +123,6 @@ class RehearsalRun:
         """Return the events of all starts."""
         return read_events(self.folder.events, self.folder.path).records
 
-    def why(self) -> str:
-        """Return why the job failed."""
-        return why(self.folder)
-
 
 def why(folder: RunFolder) -> str:
     """Return why a job failed, or where its logs are."""
