@@ -104,7 +104,7 @@ forget-reruns:
 	@rm -f build/reruns
 
 unit: $(VENV)/.unit
-	$(BIN)/python -m pytest -q -n $$(($$(nproc) + 1)) --dist worksteal --timeout=300 $(SELECT) tests/unit tests/golden
+	$(BIN)/python -m pytest -q -n $$(($$(nproc) + 1)) --dist worksteal --reruns 1 --rerun-show-tracebacks --timeout=300 $(SELECT) tests/unit tests/golden
 
 # The documentation site: a page or section that a link names and that does not exist is an error. Its search has to answer
 # the questions of docs/site/questions.txt, where there is a Chromium to ask them.
