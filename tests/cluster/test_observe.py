@@ -100,6 +100,7 @@ def assert_the_wait_is_no_training(alice: Alice, run: Run, waited: float) -> Non
     assert alice.command("doctor", run.id).stdout.startswith("no failure found")
 
 
+@pytest.mark.long  # tests/runtime/test_observe.py names it without nodes
 def test_the_node_of_a_rank_that_does_not_join_is_named(cluster: Cluster, torch_image: str) -> None:
     alice = Alice(cluster, torch_image)
     cluster.write("/home/alice/scripts/plain.py", SCRIPT)

@@ -397,9 +397,8 @@ class TestNodes:
             apart = (weights[name] - value).norm()
             assert apart <= (1e-4 * value.norm() if len(after) == 1 else 0), name
 
-    @pytest.mark.parametrize(
-        "nodes", [pytest.param({"min": 2, "max": 2, "spares": 1}, marks=pytest.mark.long), {"min": 1, "max": 2}]
-    )
+    @pytest.mark.long
+    @pytest.mark.parametrize("nodes", [{"min": 2, "max": 2, "spares": 1}, {"min": 1, "max": 2}])
     def test_nodes_that_lose_sight_of_each_other_are_parted(
         self, alice: Alice, fresh_cluster: Cluster, nodes: dict[str, int]
     ) -> None:

@@ -182,7 +182,9 @@ def test_killed_in_mid_run_it_goes_on_from_its_last_checkpoint(undisturbed: Path
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("name", AFTER)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "plain_ddp" else pytest.mark.long) for name in AFTER]
+)
 def test_killed_and_resumed_it_has_the_losses_of_the_undisturbed_run(tmp_path: Path, name: str) -> None:
     """Two ranks, of which one is killed at step 150, after the checkpoint of step 100."""
     whole, killed, resumed = (

@@ -528,7 +528,7 @@ print(f"rank {os.environ.get('RANK', '0')}: steps {first} to {step}\\n", end="")
 """
 
 
-@pytest.mark.parametrize(("ranks", "name"), [(0, "SIGTERM"), (2, "SIGUSR1")])
+@pytest.mark.parametrize(("ranks", "name"), [pytest.param(0, "SIGTERM", marks=pytest.mark.long), (2, "SIGUSR1")])
 def test_a_script_stops_and_resumes_under_plain_python_and_torchrun(tmp_path: Path, ranks: int, name: str) -> None:
     """One rank gets the signal, and all stop after the same step."""
     (tmp_path / "alone.py").write_text(ALONE)

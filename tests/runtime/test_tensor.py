@@ -180,7 +180,7 @@ def goes_on(ranks: Ranks, saved: Run, run: Run, size: int) -> None:
     ("source", "target"),
     [
         ((1, 2, 2), (2, 1, 1)),
-        ((2, 1, 2), (1, 1, 2)),  # as after a lost node
+        pytest.param((2, 1, 2), (1, 1, 2), marks=pytest.mark.long),  # as after a lost node
         *(pytest.param(one, other, marks=pytest.mark.long) for one in MESHES for other in MESHES
           if one != other and max(one[2], other[2]) > 1),
     ],

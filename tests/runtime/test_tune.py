@@ -139,6 +139,7 @@ def test_which_numbers_of_ranks_are_measured() -> None:
     assert tuner._sizes(["a"]) == [1]
 
 
+@pytest.mark.long
 def test_a_loader_that_is_slower_than_a_step_is_named_as_the_limit(tmp_path: Path) -> None:
     found = measured(lm(tmp_path / "run", Order(), train__task="runtime.odd_text:create", batch__global=4), 1)
     assert found.loader is not None and found.loader < 50

@@ -221,8 +221,9 @@ def test_a_killed_build_takes_its_builder_with_it(
     assert "nothing" in removal_text(removable(tmp_path, 1, ()), done=False), "it is being built"
     caller.kill()
     caller.wait()
+    wait_for_the_end(child)
     deadline = time.monotonic() + 60
-    while not (found := removable(tmp_path, 1, ())):  # the builder ends in its own time, its child before or after it
+    while not (found := removable(tmp_path, 1, ())):  # the builder ends in its own time, before or after its child
         assert time.monotonic() < deadline, "the lock of the killed build is still held"
         time.sleep(0.05)
     (left,) = found
