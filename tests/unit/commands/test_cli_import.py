@@ -307,6 +307,7 @@ def test_a_job_file_that_is_not_complete_exits_with_1(cli: Cli, desk: Desk, text
     assert cli("import", "nothing.sbatch", "--site", "gpus").code == 2
 
 
+@pytest.mark.long
 def test_a_launch_that_can_be_read_renders(cli: Cli, desk: Desk) -> None:
     """The fixtures of the rules, which are written like real scripts: those that work."""
     refused = {}

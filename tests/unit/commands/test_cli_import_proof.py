@@ -185,6 +185,7 @@ def test_a_script_that_asks_slurm_where_it_is(cli: Cli, desk: Desk) -> None:
     assert yaml.safe_load(shown.out)["train"] == {"workdir": "sub", "script": "sub/t.py"}
 
 
+@pytest.mark.long  # each of them is imported above
 def test_most_of_them_are_imported(cli: Cli, desk: Desk) -> None:
     """A program that refuses everything is never wrong."""
     desk.write("t.py")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -26,6 +27,14 @@ LEFT = {
     "exit-code-lost", "random-port", "option-twice", "quoted-list", "empty-option",
     "too-many-ranks", "undefined-variable",
 }  # fmt: skip
+
+
+def some(pattern: str, every: int) -> list[Any]:
+    """Return the fixtures; bash evaluates each several times, so `make test` has only every one of so many."""
+    return [
+        pytest.param(path, id=f"{path.parent.name}-{path.stem}", marks=() if number % every == 0 else pytest.mark.long)
+        for number, path in enumerate(sorted(FIXTURES.glob(pattern)))
+    ]
 
 
 def reads(text: str) -> bool:
@@ -52,13 +61,7 @@ def test_a_bad_script_is_corrected_or_its_finding_is_left(id: str) -> None:
         assert errors(parse(result.text)) == [] and id not in {each.rule.id for each in result.left}
 
 
-@pytest.mark.parametrize(
-    "path",
-    [  # bash evaluates each script several times: `make test` has every tenth, one of every kind of fixture
-        pytest.param(path, id=f"{path.parent.name}-{path.stem}", marks=() if number % 10 == 0 else pytest.mark.long)
-        for number, path in enumerate(sorted(FIXTURES.glob("*/*.sbatch")))
-    ],
-)
+@pytest.mark.parametrize("path", some("*/*.sbatch", 10))
 def test_a_corrected_script_is_read_by_bash_and_has_no_new_error(path: Path) -> None:
     script = read(path)
     result = fix_script(script)
@@ -70,7 +73,7 @@ def test_a_corrected_script_is_read_by_bash_and_has_no_new_error(path: Path) -> 
         assert result.text == script.text and not result.done
 
 
-@pytest.mark.parametrize("path", sorted((FIXTURES / "fine").iterdir()), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", some("fine/*.sbatch", 5))
 def test_what_a_script_that_works_asks_for_stays(path: Path) -> None:
     script = read(path)
     after = parse(fix_script(script).text)
