@@ -45,10 +45,6 @@ _OF_SCRIPTS = (
     "more than this machine"
 )
 _NO_TENSOR = "not measured: tensor parallelism, so the job file has parallel.tensor 1"
-_NODES_STAY = (
-    "nodes and ranks stay as the job has them: only this machine was measured, not the cluster. To compare numbers of "
-    "nodes, submit the script with each, such as --nodes 1 and --nodes 2, and compare the speed in `slurmddp status`"
-)
 
 
 @opt.job_command()
@@ -94,10 +90,7 @@ def tune(
             tuned = tuned._replace(notes=(*tuned.notes, _NO_TENSOR))
     if failed:
         tuned = tuned._replace(notes=(*tuned.notes, f"not all was measured: {failed}"))
-    verdict = tuning.judge(tuned, share)
-    if plan.program.own and plan.site.queues:
-        choice = verdict.choice._replace(options={}, reasons=[*verdict.choice.reasons, _NODES_STAY])
-        verdict = verdict._replace(choice=choice)
+    verdict = tuning.judge(tuned, share, cluster=bool(plan.site.queues))
     settings = ((key, value, "slurmddp tune") for key, value in verdict.choice.options.items())
     chosen = prepare(replace(request, inside=here).adding(*settings), strict=False)
     write_new(file, _job_file(chosen, verdict), force=force)

@@ -21,6 +21,10 @@ _DDP = "DDP"
 _TOO_GOOD = 1.1
 #: What the observer of a script cannot tell on a GPU.
 UNMEASURED = "unmeasured"
+_NODES_STAY = (
+    "nodes and ranks stay as the job has them: only this machine was measured, not the cluster. To compare numbers of "
+    "nodes, submit the script with each, such as --nodes 1 and --nodes 2, and compare the speed in `slurmddp status`"
+)
 
 
 class Choice(NamedTuple):
@@ -55,8 +59,9 @@ class Verdict(NamedTuple):
         }  # fmt: skip
 
 
-def judge(tuned: Tuned, share: float) -> Verdict:
-    """Return what the measurement says. share: what another node has to bring, as a share of one alone.
+def judge(tuned: Tuned, share: float, *, cluster: bool = False) -> Verdict:
+    """Return what the measurement says. share: what another node has to bring, as a share of one alone. cluster: the
+    job runs on one, of which a script's measurement says nothing.
 
     Raises ValueError if no number of ranks was measured.
     """
@@ -89,7 +94,11 @@ def judge(tuned: Tuned, share: float) -> Verdict:
     reasons += [_limit_reason(tuned, point, limit)]
     if noise is not None:
         reasons.append(_noise_reason(noise, tuned.batch))
-    return Verdict(unit, rows, beyond, noise, limit, Choice(point, _options(tuned, point, unit), reasons))
+    options = _options(tuned, point, unit)
+    if cluster and tuned.batch is None:
+        options = {}
+        reasons.append(_NODES_STAY)
+    return Verdict(unit, rows, beyond, noise, limit, Choice(point, options, reasons))
 
 
 def observed(rows: Sequence[Metrics], ranks: int) -> Point | None:
