@@ -110,9 +110,19 @@ class RehearsalRun:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(job.pid, signal.SIGKILL)  # SIGTERM would have the ranks save once more
             job.wait()
-            _end_left_over(self.folder.path)
-            for path in Path(self._sandbox.plan.node_folder).glob(f"slurmddp-{os.getuid()}/{self.folder.id}-*"):
-                shutil.rmtree(path, ignore_errors=True)
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove what the ranks left, such as compilers: these have process groups of their own."""
+        scratch = self._sandbox.plan.node_folder
+        for left in Path(scratch).glob(f"slurmddp-{os.getuid()}/{self.folder.id}-*"):
+            logs = self.folder.attempt_logs(int(left.name.rpartition("-")[2]))
+            variables = {
+                "SLURMDDP_SWEEP": left.name, "SLURMDDP_RUN": str(self.folder.path), "SLURMDDP_SCHEDULER": "local",
+                "SLURMDDP_LOGS": str(logs), "SLURMDDP_NODE_FOLDER": scratch,
+            }  # fmt: skip
+            command = ["bash", str(self.folder.python_sh), sys.executable, str(self.folder.code_archive), "sweep"]
+            subprocess.run(command, stdin=subprocess.DEVNULL, env={**os.environ, **variables}, check=False)
 
     def starts(self) -> list[Start]:
         """Return what rank 0 noted in each start so far, the oldest first."""
@@ -128,15 +138,6 @@ def why(folder: RunFolder) -> str:
     """Return why a job failed, or where its logs are."""
     cause = newest_cause(folder)
     return one_line(cause.line_with_log()) if cause else f"its logs are in {folder.logs}"
-
-
-def _end_left_over(run: Path) -> None:
-    """Kill what the ranks of a run started and left, such as compilers: they have process groups of their own."""
-    mark = f"SLURMDDP_RUN={run}\0".encode()
-    for environment in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # of another user, or over
-            if mark in environment.read_bytes():
-                os.kill(int(environment.parent.name), signal.SIGKILL)
 
 
 class Sandbox:

@@ -4,6 +4,7 @@ Real ranks are in tests/runtime/test_rehearse.py, a real Slurm in tests/cluster.
 """
 
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Callable
@@ -184,18 +185,30 @@ def test_it_copies_the_users_files_and_no_saves_or_earlier_rehearsals(
     assert not (box.root / "tmp").exists() and run.folder.path.exists()
 
 
-def test_nothing_that_a_rank_started_is_left(tmp_path: Path) -> None:
-    run, other = tmp_path / "run", tmp_path / "run-2"
-    left, alone = (
-        subprocess.Popen(["sleep", "60"], env={"SLURMDDP_RUN": str(path), "X": ""}, start_new_session=True)
-        for path in (run, other)
-    )
-    try:
-        sandbox._end_left_over(run)
-        assert left.wait(10) == -signal.SIGKILL and alone.poll() is None
-    finally:
-        alone.kill()
-        alone.wait()
+def test_nothing_that_a_rank_started_is_left(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "_refuse_without_namespaces", lambda command: None)
+    monkeypatch.chdir(desk.project)
+    desk.write("train.py", "import torch\n")
+    environment = {**desk.environment, "XDG_STATE_HOME": str(desk.home / "state")}
+    with sandboxed(on_this_machine(Request("train.py", environment=environment))) as box:
+        run = RehearsalRun(box, "first", None)
+        attempt = f"{run.folder.id}-local-7-0"
+        scratch = Path(box.plan.node_folder, f"slurmddp-{os.getuid()}", attempt)
+        scratch.mkdir(parents=True)
+        left, other = (
+            subprocess.Popen(
+                ["sleep", "60"], env={"SLURMDDP_RENDEZVOUS_ID": name, "SLURMDDP_NODE": "0"}, start_new_session=True
+            )
+            for name in (attempt, "another-local-7-0")
+        )
+        try:
+            run._sweep()
+            assert left.wait(10) == -signal.SIGKILL and other.poll() is None
+            assert not scratch.exists() and (run.folder.attempt_logs(0) / "sweep").exists()
+        finally:
+            for process in (left, other):
+                process.kill()
+                process.wait()
 
 
 @pytest.mark.parametrize(
