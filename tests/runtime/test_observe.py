@@ -21,6 +21,7 @@ from slurmddp.doctor.sources import read_path
 from slurmddp.runtime.observe import hangs
 from slurmddp.runtime.observe.ddp_times import DdpTimes, Times
 from slurmddp.runtime.observe.shares import Spent, line_seconds
+from slurmddp.runtime.observe.signs import Steps
 
 from .harness import PATIENCE, ROOT, Run
 
@@ -131,6 +132,26 @@ print("seen", rank, *seen, child, flush=True)
     assert sum(lines[-1]["seconds"].values()) == pytest.approx(lines[-1]["time"] - lines[0]["time"], abs=0.5)
     assert "slurmddp: warning" not in done.stderr
     assert run.events("no_process_group") == []
+
+
+@pytest.mark.parametrize(("parts", "replaced", "steps"), [(2, False, 5), (2, True, 5), (1, True, 4)])
+def test_a_step_for_one_group_after_the_other_is_one_step(parts: int, replaced: bool, steps: int) -> None:
+    """As DeepSpeed steps. Parameters that the script replaces may cost a step, but do not stop the count."""
+    groups = [{"params": [torch.nn.Parameter(torch.ones(2))]} for _ in range(parts)]
+    optimizer = torch.optim.AdamW(groups)
+    groups = optimizer.param_groups
+    counted = Steps()
+    try:
+        for number in range(5):
+            if replaced and number == 3:
+                groups[0]["params"][0] = torch.nn.Parameter(torch.ones(2))
+            for group in groups:
+                group["params"][0].grad = torch.ones(2)
+                optimizer.param_groups = [group]
+                optimizer.step()
+    finally:
+        counted.remove()
+    assert (counted.done, counted.began, counted.seen) == (steps, 1, 5 * parts)
 
 
 def test_without_its_variable_nothing_is_seen(tmp_path: Path) -> None:

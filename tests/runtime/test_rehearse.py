@@ -56,6 +56,21 @@ if os.path.exists("snapshot.pt"):
     first = saved["epoch"] + 1
 """
 STOPS = "if should_stop(): break"
+#: One call of step for each group of parameters, as DeepSpeed does.
+BY_GROUP = """\
+optimizer = torch.optim.AdamW([{"params": [each]} for each in model.parameters()], lr=0.01)
+groups, plain = optimizer.param_groups, optimizer.step
+
+
+def step():
+    for group in groups:
+        optimizer.param_groups = [group]
+        plain()
+    optimizer.param_groups = groups
+
+
+optimizer.step = step
+"""
 SHARDED = {
     "import torch.distributed as dist": """\
 import torch.distributed as dist
@@ -158,7 +173,7 @@ def test_a_script_that_saves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_script_that_saves_but_begins_at_0(tmp_path: Path) -> None:
-    code, told = rehearse(tmp_path)
+    code, told = rehearse(tmp_path, load=BY_GROUP)
     assert code == 1 and told["resumes"] is False, told
     assert told["sentences"][0] == "Killed after step 11, it began at step 0 again."
 

@@ -21,6 +21,7 @@ from slurmddp.records.stop import CANCELLED, StopRequest
 from slurmddp.runtime import torch_private
 from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.journal import Events
+from slurmddp.runtime.observe.signs import Parts
 from slurmddp.runtime.watch.process_exit import say
 from slurmddp.shared.files import write_whole
 from slurmddp.shared.run_folder import RunFolder
@@ -56,6 +57,7 @@ class _Recorder:
         self._acts = "" if any(line.acted for line in before) else order.act
         self._file = os.open(starts / f"{name}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         self._optimizer: int | None = None
+        self._parts = Parts()
         self._step, self._pace = 0, 0.0
         self._saved: int | None = None
         self._losses: list[torch.Tensor] = []
@@ -103,7 +105,7 @@ class _Recorder:
             self._write(_line(0, optimizer, []))
 
     def _after(self, optimizer: Optimizer, _args: Any, _options: Any) -> None:
-        if id(optimizer) != self._optimizer:
+        if id(optimizer) != self._optimizer or not self._parts.begins(optimizer):
             return
         self._step += 1
         self._write(_line(self._step, optimizer, self._losses))

@@ -1,6 +1,7 @@
 """The signs of progress that torch shows in any script: optimizer steps, and collectives of its process groups."""
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +17,28 @@ from slurmddp.runtime.journal import Events
 ENOUGH = 3
 
 
+class Parts:
+    """Tells which calls of an optimizer's step begin a step: DeepSpeed calls it once for each group of parameters."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+
+    def begins(self, optimizer: Optimizer) -> bool:
+        """Return whether a call begins a step. The others are for parameters that this step has not had."""
+        first = next((id(each) for group in optimizer.param_groups for each in group["params"]), 0)
+        begins = not self._seen or first in self._seen
+        if begins:
+            self._seen.clear()
+        self._seen.add(first)
+        return begins
+
+
 class Steps:
     """Count optimizer steps from the moment it is made, by torch's own hook."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
+        self._parts: defaultdict[int, Parts] = defaultdict(Parts)
         self._first: int | None = None
         self._newest = 0
         #: Of the optimizer that stepped first: its steps here, `ENOUGH` at most. loaded: whether it had a state before,
@@ -54,6 +72,16 @@ class Steps:
     def _count(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         """Called by torch after each step, in the script's own thread: it must be quick, and never raise."""
         key = id(optimizer)
+        if self._parts[key].begins(optimizer):
+            self._count_step(key, optimizer)
+        self.grouped = self.grouped or has_group()
+        self.seen += 1
+        self.issued = issued()
+        if (asked := self.asked) is not None:
+            self.asked = None
+            asked()
+
+    def _count_step(self, key: int, optimizer: Optimizer) -> None:
         if key in self._counts:
             self._counts[key] += 1
         else:
@@ -64,12 +92,6 @@ class Steps:
                 self.began = count
             self._newest = count or 0
             self.calls += 1
-        self.grouped = self.grouped or has_group()
-        self.seen += 1
-        self.issued = issued()
-        if (asked := self.asked) is not None:
-            self.asked = None
-            asked()
 
 
 def own_count(optimizer: Optimizer) -> int | None:
