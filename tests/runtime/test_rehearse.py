@@ -179,6 +179,16 @@ def test_a_script_that_saves_but_begins_at_0(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_a_script_that_cannot_load_its_save(tmp_path: Path) -> None:
+    code, told = rehearse(tmp_path, load=LOADS.replace('torch.load("snapshot.pt")', "{}"))
+    assert code == 1 and told["resumes"] is False, told
+    assert told["sentences"][0].startswith("Killed after step 11, it failed when it was started again: "), told
+    assert "KeyError: 'model'" in told["sentences"][0] and "; 2 starts in a row" in told["sentences"][0]
+    runs = [path.name for path in Path(told["folder"]).iterdir() if path.name.startswith("work-")]
+    assert sorted(runs) == ["work-kill-save-8", "work-stop", "work-undisturbed-8"], "a longer one would tell no more"
+
+
+@pytest.mark.long
 def test_a_save_of_the_model_alone_comes_first(tmp_path: Path) -> None:
     save = "dist.get_rank() == 0 and torch.save(model.state_dict(), 'best.pt'); epoch % 3 == 2 and save(epoch)"
     code, told = rehearse(tmp_path, save=save, load=LOADS)

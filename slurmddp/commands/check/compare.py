@@ -20,13 +20,14 @@ _UNKNOWN = "where it began is unknown."
 
 class Outcome(NamedTuple):
     """resumes: whether the start went on from a save; None: not known. not_compared: what could not be, and why.
-    differs: whether it then did other things than before.
+    differs: whether it then did other things than before. failed: it made no step, for a reason that is known.
     """
 
     resumes: bool | None
     text: str
     not_compared: tuple[str, ...] = ()
     differs: bool = False
+    failed: bool = False
 
 
 class Start:

@@ -47,7 +47,7 @@ class Rehearsal:
         kill = self._kill(undisturbed)
         if self._failed and undisturbed.saves_at_end_only:
             kill = kill._replace(not_compared=(*kill.not_compared, self._failed))
-        if kill.resumes is False and not undisturbed.saves_at_end_only:
+        if kill.resumes is False and not kill.failed and not undisturbed.saves_at_end_only:
             kill = self._after_other_saves(undisturbed, kill)
         if kill.differs and self._batches is not None:
             kill = self._confirmed(kill)
@@ -118,7 +118,7 @@ class Rehearsal:
         again = first(starts[1:])
         if code and not again.states:
             text = f"Killed after step {starts[0].acted}, it failed when it was started again: {why(run.folder)}"
-            return Outcome(False, text)
+            return Outcome(False, text, failed=True)
         seen = newest(run.events(), Restarted)
         return resumed(undisturbed, starts[0], again, seen.how if seen else "")
 

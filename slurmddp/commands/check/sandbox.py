@@ -56,6 +56,7 @@ class RehearsalRun:
         self._sandbox = sandbox
         workdir = sandbox.workdir(name)
         changes = {"timeouts.stop": f"{grace:.0f}", "launch.wrap": json.dumps(sandbox.wrap(name))}
+        changes["recovery.no_progress"] = "2"  # the kill, and one start that fails after it
         if workdir is not None:
             changes["train.workdir"] = str(workdir)
         self._options = _options(changes)
