@@ -27,3 +27,4 @@ def test_what_a_person_has_written_is_the_reason() -> None:
 
 def test_a_reason_is_one_plain_line() -> None:
     assert read(StopRequest("two\nlines\x1b[2J").text()).reason == "two"
+    assert read(StopRequest("\x1b[1mtwo\x1b[0;31m words\x1b[m").text()).reason == "two words"
