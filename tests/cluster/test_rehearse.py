@@ -70,7 +70,7 @@ def test_a_program_of_others_is_rehearsed_in_an_image(alice: Alice) -> None:
     data = alice.cluster.machine_path(folder) / "data" / "shakespeare_char"
     text = (data.parents[1] / "input.txt").read_bytes()[:100_000]
     for name in ("train.bin", "val.bin"):
-        (data / name).write_bytes(array("H", text).tobytes())
+        (data / name).write_bytes(array("H", list(text)).tobytes())
     (data / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 128}))
     sets = (
         *("--set", f"container.image={alice.image}", "--set", "resources.ranks_per_node=2"),
