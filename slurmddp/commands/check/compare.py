@@ -14,8 +14,6 @@ _ROUNDING = 1e-5
 #: Up to this, two undisturbed starts are the same but for what their GPUs or libraries do in another order.
 _ALIKE = 1e-3
 _DIFFERS = ", but went on differently"
-_NO_STEP = "it began with parameters that it had after no step: where it resumed is unknown."
-_UNKNOWN = "where it began is unknown."
 
 
 class Outcome(NamedTuple):
@@ -116,20 +114,25 @@ def resumed(undisturbed: Start, killed: Start, again: Start, seen: str) -> Outco
     if not again.states:
         return Outcome(None, f"{head}it made no step when it was started again.")
     saves = "" if killed.saves else ": it had saved nothing that torch.save or Checkpointer writes"
-    began = again.began_at(killed)
+    began, text, missing = _beginning(killed, again)
+    if began is None and not missing and killed.states[0].hash != undisturbed.states[0].hash:
+        text = "it began with other parameters than those of any step: where it resumed is unknown"
+        missing = ("the parameters before step 1: without a seed, they differ from start to start",)
+    if began == 0 or (missing and seen == "from zero"):
+        return Outcome(False, f"{head}it began at step 0 again{saves}.", missing)
     if began is None:
-        why = killed.unknown
-        text = _UNKNOWN if why else _NO_STEP
-        if not why and killed.states[0].hash != undisturbed.states[0].hash:
-            text = "it began with other parameters than those of any step: where it resumed is unknown."
-            why = "the parameters before step 1: without a seed, they differ from start to start"
-        if why and seen == "from zero":
-            return Outcome(False, f"{head}it began at step 0 again{saves}.", (why,))
-        return Outcome(None, head + text, (why,) if why else ())
-    if began == 0:
-        return Outcome(False, f"{head}it began at step 0 again{saves}.")
-    text, missing = _same_after(undisturbed, killed, again, began)
-    return Outcome(True, f"{head}it resumed at step {began}{text}", missing, _DIFFERS in text)
+        return Outcome(None, f"{head}{text}.", missing)
+    after, missing = _same_after(undisturbed, killed, again, began)
+    return Outcome(True, f"{head}{text}{after}", missing, _DIFFERS in after)
+
+
+def _beginning(earlier: Start, again: Start) -> tuple[int | None, str, tuple[str, ...]]:
+    """Return the step of an earlier start at which another began (None: not known), as text, too, and why not."""
+    if (began := again.began_at(earlier)) is not None:
+        return began, f"it resumed at step {began}" if began else "it began at step 0 again", ()
+    if why := earlier.unknown:
+        return None, "where it began is unknown", (why,)
+    return None, "it began with parameters that it had after no step: where it resumed is unknown", ()
 
 
 def _same_after(undisturbed: Start, killed: Start, again: Start, began: int) -> tuple[str, tuple[str, ...]]:
@@ -175,13 +178,11 @@ def stopped(start: Start, again: Start | None, *, terminated: bool, end: int | N
     head = f"Asked to stop after step {start.acted}, "
     lost = start.steps - max(start.saves, default=0)
     since = "after its last save" if start.saves else "(all: it saved nothing)"
-    at_its_end = again is not None and not again.steps and not terminated
+    at_its_end = start.steps == end or (again is not None and not again.steps and not terminated)
     # A script that goes on may have been ended right after one of its usual saves.
     usual = terminated and sum(step > start.acted for step in start.saves) > 1
-    if not lost and start.saves and start.steps == end:
-        return Outcome(None, f"{head}it went on to step {end}, which is its last, and saved.")
     if not lost and start.saves and at_its_end:
-        return Outcome(None, f"{head}it went on to step {start.steps}, saved and exited: perhaps that was its end.")
+        return Outcome(None, f"{head}it went on to step {start.steps}, perhaps its last, and saved.")
     if not lost and start.saves and not usual:
         how = "but did not exit" if terminated else "and exited"
         return Outcome(True, f"{head}it saved at step {start.steps} {how}.")
@@ -200,8 +201,5 @@ def halved(start: Start, again: Start, ranks: int, why: str) -> Outcome:
     head = f"Then started on {ranks} rank{'s' * (ranks > 1)}, "
     if 0 not in again.states:
         return Outcome(None, f"{head}it made no step: {why}.")
-    began = again.began_at(start)
-    if began is None:
-        why = start.unknown
-        return Outcome(None, head + (_UNKNOWN if why else _NO_STEP), (why,) if why else ())
-    return Outcome(began > 0, f"{head}it {'resumed' if began else 'began'} at step {began}{' again' * (not began)}.")
+    began, text, missing = _beginning(start, again)
+    return Outcome(None if began is None else began > 0, f"{head}{text}.", missing)

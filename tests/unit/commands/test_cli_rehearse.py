@@ -141,12 +141,12 @@ def test_what_a_start_did_that_was_asked_to_stop() -> None:
     )
     assert stopped(saved, None, terminated=False).resumes is True
     its_end = stopped(saved, None, terminated=True, end=3)
-    assert its_end.resumes is None and its_end.text.endswith("it went on to step 3, which is its last, and saved.")
+    assert its_end.resumes is None and its_end.text.endswith("it went on to step 3, perhaps its last, and saved.")
     usual = start(1.0, 2.0, 3.0, 4.0, 5.0, saves=(1, 3, 4), acted=2)
     went_on = stopped(usual, None, terminated=True)
     assert went_on.resumes is False and "it went on for 2 steps until it was ended: 0 steps" in went_on.text
     over = stopped(saved, Start([]), terminated=False)
-    assert over.resumes is None and over.text.endswith("saved and exited: perhaps that was its end.")
+    assert over.resumes is None and over.text.endswith("perhaps its last, and saved.")
     lost = stopped(start(1.0, 2.0, 3.0, 4.0, saves=(1,), acted=2), later, terminated=False)
     assert lost.text.endswith("it exited at step 3 without a save: 2 steps after its last save lost.")
     went_on = stopped(start(1.0, 2.0, 3.0, 4.0, acted=2), later, terminated=True)
