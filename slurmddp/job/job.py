@@ -259,7 +259,8 @@ class Recovery(Model):
     starts of the run may use together, then it stops; preflight: check the nodes before each start of the ranks; only:
     exit after the check; fork: fork the ranks of an own script from a process that has imported torch;
     heartbeats: let the nodes send heartbeats, so that a lost one is replaced before Slurm reports it; spares_warm: keep
-    a process on each node, spares too, that has imported torch for the ranks of all attempts."""
+    a process on each node, spares too, that has imported torch for the ranks of all attempts; standby: go on in the
+    allocation if the node of the batch script is lost."""
 
     requeue: Annotated[Literal["auto", "always", "never"], BeforeValidator(_requeue)] = "auto"
     no_progress: Annotated[int, Field(ge=1, le=1000)] = 3
@@ -268,6 +269,7 @@ class Recovery(Model):
     fork: bool = False
     heartbeats: bool = False
     spares_warm: bool = False
+    standby: bool = False
 
 
 class Timeouts(Model):

@@ -68,6 +68,12 @@ class Heartbeats(NamedTuple):
     port: Optional[int]  # UDP, on the node of job.sh
 
 
+class NoStandby(NamedTuple):
+    """no other node can take over from job.sh's (`recovery.standby`)"""
+
+    why: str
+
+
 class AttemptStarted(NamedTuple):
     """torchrun will start on these nodes"""
 
@@ -147,8 +153,8 @@ class CancelRequested(NamedTuple):
 
 
 OF_JOB = (
-    JobStarted, Preflight, Network, NodeExcluded, Heartbeats, AttemptStarted, AttemptEnded, RanksTerminated, Cleaned,
-    Requeued, HoldReleased, JobEnded,
+    JobStarted, Preflight, Network, NodeExcluded, Heartbeats, NoStandby, AttemptStarted, AttemptEnded, RanksTerminated,
+    Cleaned, Requeued, HoldReleased, JobEnded,
 )  # fmt: skip
 OF_ALERTS = (Alert, Watchdog)
 OF_COMMANDS = (CancelRequested,)

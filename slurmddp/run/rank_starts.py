@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from slurmddp.records.events import Event, newest, of
-from slurmddp.records.job_events import Heartbeats
+from slurmddp.records.job_events import Heartbeats, NoStandby
 from slurmddp.records.metrics import Metrics
 from slurmddp.records.rank_events import (
     AgentPaused,
@@ -184,12 +184,18 @@ def pause_notices(events: Iterable[Event]) -> tuple[str, ...]:
     )
 
 
+_MISSING = {
+    NotForked: "fork: no forked ranks", NotWarm: "spares_warm: no warm agent",
+    NoStandby: "standby: no other node can replace job.sh",
+}  # fmt: skip
+
+
 def fork_notices(events: Iterable[Event]) -> tuple[str, ...]:
-    """Return a text for each reason for which ranks, or agents, were started and not forked, with the nodes."""
+    """Return a text for each reason for which something starts as ever, with the nodes."""
     nodes: dict[tuple[str, str], set[str]] = {}
     for event in events:
-        if isinstance(event.facts, NotForked | NotWarm):
-            what = "fork: no forked ranks" if isinstance(event.facts, NotForked) else "spares_warm: no warm agent"
+        if isinstance(event.facts, NotForked | NotWarm | NoStandby):
+            what = _MISSING[type(event.facts)]
             nodes.setdefault((what, event.facts.why), set()).add(event.node or "an unknown node")
     return tuple(f"recovery.{what} on {', '.join(sorted(on))}: {why}" for (what, why), on in nodes.items())
 

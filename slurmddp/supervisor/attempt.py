@@ -162,10 +162,19 @@ class Attempts:
     def _clean(self, attempt: str, logs: str) -> None:
         job = self.job
         if job.nodes.chosen:
-            env = {"SLURMDDP_SWEEP": attempt, "SLURMDDP_SCHEDULER": job.settings.scheduler, "SLURMDDP_LOGS": logs}
-            env["SLURMDDP_NODE_FOLDER"] = job.values.words["node_folder"]
-            words = job.values.program("sweep")
+            env, words = job.sweep_environment(attempt, logs), job.values.program("sweep")
             job.on_nodes(logs + "/sweep.out", words, self.watching.look, 20, env=env, last=True)
+
+    def take_up(self, nodes: List[str], lost: str) -> None:
+        """Decide about the attempt of a supervisor that was lost with its node, and end what is left of it."""
+        job = self.job
+        job.nodes.chosen, job.exit_code = nodes, 137
+        decision = decide_by(job, self._facts()._replace(silent=(lost,)))
+        self.record(decision, launched=False)
+        if decision.what == NEXT:
+            job.watch.failed(decision.cause)
+        job.nodes.chosen = list(job.nodes.usable)
+        self._sweep()
 
     def _may_clean(self) -> bool:
         """Slurm starts nothing more in a job that it ends, and kills what is left there."""

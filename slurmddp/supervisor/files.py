@@ -18,6 +18,7 @@ from slurmddp.records import stop as stops
 from slurmddp.records.job_events import AttemptEnded, JobEnded, JobStarted, Requeued
 from slurmddp.records.progress import read_failures, read_progress
 from slurmddp.records.rehearsal import VERDICT, read_verdict
+from slurmddp.supervisor import lease as leases
 from slurmddp.supervisor.logs import Logs
 
 #: torchrun's folder of a start: attempt_0, attempt_1, ...
@@ -67,9 +68,13 @@ def apart(question: Callable[[], bool], seconds: float) -> bool:
 class Files(Logs):
     """A run folder. Paths in it begin at the folder that `enter` has opened, if it was called."""
 
-    def __init__(self, run: str) -> None:
+    def __init__(self, run: str, lease: Optional[leases.Lease] = None) -> None:
+        """lease: the one that this process's parent has taken. held: nothing is read or written, since this node is cut
+        off, and another one may take over.
+        """
         super().__init__(run)
         self._entered = float("-inf")
+        self.lease, self.held = lease, False
 
     def enter(self) -> None:
         """Make the run folder this process's own, if it is this user's: nothing in a folder that another user puts in
@@ -105,6 +110,40 @@ class Files(Logs):
     def rehearsed(self) -> Optional[bool]:
         """Return whether a killed rehearsal of this program resumed; None: there was none, or that is not known."""
         return read_verdict(self.read(VERDICT) or "").resumes
+
+    # --- who leads (standby.py)
+
+    def leader(self) -> Optional[leases.Lease]:
+        """Return the newest lease; None if there is none."""
+        return leases.newest(self.path(leases.FOLDER))
+
+    def begin_lease(self, holder: str) -> Optional[leases.Lease]:
+        """Lead from now on, at the start of a job."""
+        self.lease = leases.begin(self.path(leases.FOLDER), holder)
+        return self.lease
+
+    def take_lease(self, seen: List[Any], holder: str) -> Optional[leases.Lease]:
+        """Take over from the leader that was seen; None: it has renewed its lease, or another one was quicker."""
+        self.lease = leases.take(self.path(leases.FOLDER), leases.Lease(*seen), holder)
+        return self.lease
+
+    def leads(self) -> bool:
+        """Renew the lease, if there is one. Return False if another process leads. Raises OSError."""
+        if self.lease is None:
+            return True
+        if self.held:
+            seen = self.leader()
+            if seen is not None and seen.generation > self.lease.generation:
+                return False
+            raise OSError("this node is cut off")
+        renewed = leases.renew(self.path(leases.FOLDER), self.lease)
+        self.lease = renewed or self.lease
+        return renewed is not None
+
+    def speak_into_log(self) -> None:
+        """Have `say` write where job.sh did."""
+        with open(self.path("logs", "job.log"), "ab") as log:
+            os.dup2(log.fileno(), 1)
 
     # --- before the first attempt
 

@@ -9,9 +9,10 @@ import signal
 import socket
 import sys
 import time
-from typing import Any, Callable, Dict, List, Set
+from typing import Any, Callable, Dict, List, Optional, Set
 
 from slurmddp.supervisor.files import Files
+from slurmddp.supervisor.lease import Lease, new_holder
 from slurmddp.supervisor.loop import SIGNALS, Loop
 
 #: Seconds that an answer may take, and that nobody waits longer than where an earlier one is still missing.
@@ -27,6 +28,9 @@ class Unavailable(Exception):
 class Folder:
     """Asks the child, and hands over what is to be written. complain: called once for each kind of write that fails for
     another reason than the disk.
+
+    With a lease, the child renews it right before whatever it reads or writes; superseded: called if another process
+    leads. in_touch: whether this node is not cut off.
     """
 
     def __init__(self, loop: Loop, run: str) -> None:
@@ -38,6 +42,10 @@ class Folder:
         self._unwritten: Dict[int, List[Any]] = {}
         self._lost: Set[str] = set()
         self.complain: Callable[[str], None] = lambda text: None
+        self.superseded: Callable[[], None] = lambda: None
+        self.in_touch: Callable[[], bool] = lambda: True
+        self._lease: Optional[Lease] = None
+        self._renewing = 0
         self._begin()
 
     def ask(self, name: str, *arguments: Any, patience: float = PATIENCE) -> Any:
@@ -76,6 +84,30 @@ class Folder:
         number = self._send(name, arguments, keep=True)
         self._unwritten[number] = [name, list(arguments)]
 
+    def begin_lease(self, host: str) -> None:
+        """Lead from now on, at the start of a job. Raises Unavailable."""
+        self._lease = Lease(*self.ask("begin_lease", new_holder(host), patience=60))
+
+    def take_lease(self, seen: Lease, host: str) -> bool:
+        """Lead from now on, unless the leader that was seen lives, or another process was quicker. Raises Unavailable:
+        this process must exit then, since its child may lead.
+        """
+        taken = self.ask("take_lease", seen, new_holder(host))
+        self._lease = Lease(*taken) if taken else None
+        return self._lease is not None
+
+    def renew(self) -> None:
+        """Have the lease renewed, which any question does. Nobody waits for the answer."""
+        if self._lease is not None and not self._renewing:
+            self._renewing = self._send("leader", [])
+
+    def confirm(self) -> None:
+        """Return once it is certain that this process leads: call this before what only the leader may do."""
+        while self._lease is not None:
+            if self.in_touch() and self.known(None, "leader") is not None:
+                return
+            self._loop.rest(1)
+
     def settle(self, seconds: float) -> bool:
         """Wait until all is written, this long at most. Return whether it is."""
         return self._loop.run_until(lambda: not self._unwritten, seconds)
@@ -91,7 +123,7 @@ class Folder:
         pid = os.fork()
         if pid == 0:
             ours.close()
-            _serve(theirs, Files(self._run))
+            _serve(theirs, Files(self._run, self._lease))
         theirs.close()
         self._socket = ours
         ours.setblocking(False)
@@ -104,7 +136,8 @@ class Folder:
         return self._number
 
     def _put(self, number: int, name: str, arguments: List[Any], keep: bool) -> None:
-        self._outgoing += json.dumps([number, name, arguments, keep]).encode("ascii") + b"\n"
+        call = [number, name, arguments, keep, not self.in_touch()]
+        self._outgoing += json.dumps(call).encode("ascii") + b"\n"
         self._flush()
 
     def _flush(self) -> None:
@@ -128,6 +161,7 @@ class Folder:
             self._socket.close()
             self._unanswered.clear()
             self._late.clear()
+            self._renewing = 0
             self._begin()
             for number, (name, arguments) in self._unwritten.items():
                 self._put(number, name, arguments, True)
@@ -136,6 +170,10 @@ class Folder:
         for line in lines:
             answer = json.loads(line.decode("ascii"))
             number = answer["number"]
+            if number == self._renewing:
+                self._renewing = 0
+            if "superseded" in answer:
+                self.superseded()
             call = self._unwritten.pop(number, None)
             if call is not None and "error" in answer and call[0] not in self._lost:
                 self._lost.add(call[0])
@@ -166,17 +204,22 @@ def _serve(connection: socket.socket, files: Files) -> None:
             part = b""
         *lines, data = (data + part).split(b"\n")
         requests = [json.loads(line.decode("ascii")) for line in lines]
+        for request in requests:
+            files.held = request.pop()
         if kept and not part:
             requests, kept = kept, []
         for number, name, arguments, keep in requests:
             if keep and kept:
                 kept.append([number, name, arguments, keep])
                 continue
-            answer = {"number": number}
+            answer: Dict[str, Any] = {"number": number}
             try:
-                if name != "say":
+                if name != "say" or files.lease:
                     files.enter()
-                answer["is"] = getattr(files, name)(*arguments)
+                if files.leads():
+                    answer["is"] = getattr(files, name)(*arguments)
+                else:
+                    answer.update(superseded=True, error="another process leads", of_the_disk=False)
             except Exception as error:  # noqa: BLE001 - this process must answer whatever happens in it
                 files.look_again()
                 if keep and isinstance(error, OSError):

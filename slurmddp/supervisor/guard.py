@@ -23,7 +23,9 @@ from slurmddp.supervisor.brain.types import CANCELLED, DONE, FAILED, KILLED, NEX
 from slurmddp.supervisor.folder import PATIENCE, Unavailable
 from slurmddp.supervisor.heartbeats import EVERY, Sender
 from slurmddp.supervisor.job import Job
+from slurmddp.supervisor.order import succeed
 from slurmddp.supervisor.scheduler import fields
+from slurmddp.supervisor.standby import LOOK, Standby
 from slurmddp.supervisor.stopping import KILL_WAIT, put_back
 from slurmddp.supervisor.watching import marker_of
 
@@ -55,6 +57,7 @@ class Guard:
         self._batch_host = ""
         self._pause, self._asked = _LOOK, float("-inf")
         self._began = clock()  # its end, by SIGTERM
+        self.standby = Standby(job, clock) if job.values.yes("standby") else None
 
     def run(self) -> None:
         """Watch until the job ends."""
@@ -69,11 +72,22 @@ class Guard:
             if job.values.yes("heartbeats"):
                 self.send_heartbeats()
             while True:
-                job.loop.rest(_LOOK)
+                job.loop.rest(LOOK if self.standby and self.standby.is_candidate else _LOOK)
+                if self.standby:
+                    self.succeed(self.standby)
                 if job.values.yes("elastic") and self.silent() and self.may_ask():
                     self.look_for_job()
         except Over:
             pass
+
+    def succeed(self, standby: Standby) -> None:
+        """Go on as the supervisor if the leader is lost."""
+        lost = standby.lost()
+        if standby.is_over():
+            raise Over
+        if lost and standby.seen and standby.may_succeed() and standby.take():
+            succeed(self.job, standby.seen.host)
+            raise Over
 
     def send_heartbeats(self) -> None:
         """Send them from now on, if that is possible. The supervisor records the nodes that send none."""
@@ -108,7 +122,8 @@ class Guard:
         if record.get("batch_host") != job.scheduler.host:
             return False
         in_22_05 = record.get("reason") == "JobLaunchFailure" and record.get("exit_code") == "0:9"
-        return in_22_05 or record.get("raised") == "9"
+        killed = in_22_05 or record.get("raised") == "9"
+        return killed and (self.standby is None or self.standby.take_here())
 
     def bring_back(self) -> None:
         """Do what job.sh would do: record the end, and requeue the job. Slurm allows KillWait seconds for it."""
@@ -165,7 +180,7 @@ class Guard:
         if turn:
             job.loop.rest(_TURN * turn)  # the others act only if the first does not
             turn = self.orphaned()
-        if turn is None:
+        if turn is None or (self.standby and not self.standby.take()):
             return
         job.loop.be_deaf()
         job.messages.budget = 8

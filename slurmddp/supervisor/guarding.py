@@ -6,6 +6,7 @@ import time
 from typing import Any, Callable, Optional
 
 from slurmddp.supervisor.loop import Child
+from slurmddp.supervisor.standby import BATCH_ENV, batch_environment, candidates
 
 #: Seconds from the guard's death to its next start. The first time at once: the next node may be lost soon. Then ever
 #: later: what killed it may go on.
@@ -30,11 +31,15 @@ class Guarding:
         if job.values.yes("elastic"):
             count = str(len(job.nodes.usable))
             where = ["--no-kill", "--nodes=" + count, "--ntasks=" + count, "--ntasks-per-node=1"]
+            where += ["--nodelist=" + ",".join(job.nodes.usable)]  # the job may still have a node that is lost
+        if job.values.yes("standby"):
+            job.values.words["standby"] = candidates(job)
         step = ["srun", "--overlap", *where, "--cpus-per-task=1", "--mem=0", "--gres=none", "--export=ALL"]
         step += ["--input=none", "--output=none", "--error=none", *job.values.program("guard"), *job.values.write()]
         # srun tells of its end, which is no news
         errors = ["bash", "-c", 'exec "$@" 2>>"$0"', job.run + "/logs/guard.err"]
-        self._child = job.loop.start([*errors, *step], job.env)
+        env = dict(job.env, **{BATCH_ENV: batch_environment()}) if job.values.yes("standby") else job.env
+        self._child = job.loop.start([*errors, *step], env)
 
     def look(self) -> None:
         """Start it again if it has died. One that has nothing more to do exits with code 0."""

@@ -53,6 +53,7 @@ class Receiver:
         self._port, self._belongs = self._socket.getsockname()[1], os.urandom(8).hex()
         self.where = "{} {} {}".format(job.scheduler.host, self._port, self._belongs)
         self._beats, self._began = Heartbeats(clock()), clock()
+        self.hears: Callable[[bool], None] = lambda hears: None  # called at each look: was another node heard just now?
         self._told: Optional[List[str]] = None  # nodes without heartbeats, as they were recorded
         self._addresses: Dict[str, Tuple[str, int]] = {}
         self._probes: Dict[str, socket.socket] = {}
@@ -82,6 +83,7 @@ class Receiver:
         self.receive()
         now, job = self._clock(), self._job
         self._tell(now)
+        self.hears(self._beats.hears(now))
         silent = self._beats.look(now)
         for node in set(self._probes) - set(silent.ask):
             self._probes.pop(node).close()

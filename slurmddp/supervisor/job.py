@@ -100,6 +100,7 @@ class Job:
         self.guard = Guarding(self)
         self._own = ""  # of the ledger, as it was written last
         end = os.environ.get("SLURM_JOB_END_TIME", "") if slurm else ""
+        self._gpu_time_until = self._gpu_time_written = time.monotonic()
         self.watch = Watch(self.settings, self.read_ledger(), float(end) if end.isdigit() else None, self.moment())
         self.step_options = list(values.step_options)
         self.attempt, self.logs = 0, ""
@@ -111,7 +112,6 @@ class Job:
         self.ending = self.signal = self.kept = self.ended_by = ""
         self.back = False
         self.gpus = (values.number("gpus_per_node") or 0) * self.settings.nodes_max  # until the nodes are known
-        self._gpu_time_until = self._gpu_time_written = time.monotonic()
         self.decision, self.exit_code = FAILED, 1
         self.cause: Optional[Cause] = None
 
@@ -132,8 +132,12 @@ class Job:
 
     def open_attempt(self) -> None:
         """Begin the first attempt that has no folder yet, so numbers continue after a requeue. Raises Unavailable."""
-        self.attempt, self.logs = self.folder.ask("open_attempt", self.attempt, patience=60)
-        self.messages.attempt = self.attempt
+        self.name_attempt(*self.folder.ask("open_attempt", self.attempt, patience=60))
+
+    def name_attempt(self, attempt: int, logs: str) -> None:
+        """Have what is started belong to this attempt."""
+        self.attempt = self.messages.attempt = attempt
+        self.logs = logs
         self.env.update(
             SLURMDDP_STARTED=str(int(time.time())),
             SLURMDDP_ATTEMPT=str(self.attempt),
@@ -190,6 +194,7 @@ class Job:
         text = self.folder.ask("read", "ledger.json", patience=patience)
         ledger = ledgers.read(json_lines.load(text.encode()) or {} if text else {})
         self._own = json.dumps(ledgers.own_part(ledger))
+        self._gpu_time_until = self._gpu_time_written = time.monotonic()  # of a guard that waited until now, too
         return ledger
 
     def exclude(self, reason: str, nodes: Sequence[str], note: Callable[[str, str], Any]) -> None:
@@ -218,6 +223,7 @@ class Job:
         """
         if self.ending and not last:
             return 128 + signal.SIGTERM  # the signal came before there was a child
+        self.folder.confirm()
         nodes = self.nodes.chosen
         options = ["--nodelist=" + ",".join(nodes)] if self.values.yes("elastic") else []
         options += ["--cpu-bind=none", *self.step_options, "--kill-on-bad-exit={}".format(int(together))]
@@ -239,6 +245,11 @@ class Job:
             self.loop.deliver(signal.SIGTERM)
             self.loop.rest(0)
         return child.code
+
+    def sweep_environment(self, attempt: str, logs: str) -> Dict[str, str]:
+        """Return what the cleanup of an attempt needs."""
+        env = {"SLURMDDP_SWEEP": attempt, "SLURMDDP_SCHEDULER": self.settings.scheduler, "SLURMDDP_LOGS": logs}
+        return dict(env, SLURMDDP_NODE_FOLDER=self.values.words["node_folder"])
 
     def choose_port(self, head: str) -> None:
         """Choose the port on which the agents of an attempt meet: above Linux's ephemeral ports; from job, run and

@@ -41,6 +41,7 @@ class Messages:
 
     def alert(self, kind: str, state: str, cause: Optional[Cause], following: str, text: str = "") -> None:
         """Send a message to people: nothing waits for a server. text: what they read; empty: the line of the cause."""
+        self._folder.confirm()
         line, rank, node = ("", None, "") if cause is None else (cause.line(), cause.rank, cause.node)
         self._notifier.send(Alert(kind, state, text or line, following, rank, node, attempt=self.attempt), self.budget)
 

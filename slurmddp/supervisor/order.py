@@ -8,7 +8,7 @@ from typing import Any, Dict, Sequence
 
 from slurmddp.causes.rules import rules
 from slurmddp.records.cause import Cause
-from slurmddp.records.job_events import JobEnded, JobStarted
+from slurmddp.records.job_events import JobEnded, JobStarted, NodeExcluded, NoStandby
 from slurmddp.records.progress import Failure
 from slurmddp.records.signed import Key
 from slurmddp.supervisor import values
@@ -20,6 +20,7 @@ from slurmddp.supervisor.files import keep_others_from_writing
 from slurmddp.supervisor.folder import Unavailable
 from slurmddp.supervisor.heartbeats import Receiver
 from slurmddp.supervisor.job import Job
+from slurmddp.supervisor.standby import Contact, be_as_job_sh, step_back, take_up
 from slurmddp.supervisor.stopping import ask_to_stop, orphaned, put_back, resumes, terminated, warned
 from slurmddp.supervisor.watching import marker_of
 
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str]) -> int:
         return UNAVAILABLE
     job.messages.open()
     try:
+        _lead(job)
         job.folder.ask("forget_stop", patience=60)
         if job.folder.ask("is_shared"):
             keep_others_from_writing()
@@ -49,18 +51,9 @@ def main(arguments: Sequence[str]) -> int:
     attempts = Attempts(job)
     try:
         if _begin(job):
-            if job.values.yes("guarded"):
-                attempts.list_nodes()
-                if job.values.yes("heartbeats"):
-                    _hear_nodes(job)
-                job.guard.start()
+            _start_guard(job, attempts)
             attempts.make()
-            while job.decision == NEXT and not job.ending:
-                job.open_attempt()
-                attempts.make()
-            attempts.end_warm()
-            _finish(job, attempts)
-            job.loop.be_deaf()  # what becomes of the run is told
+            _go_on(job, attempts)
     except Unavailable as error:
         _without_folder(job, attempts, Cause(str(error)))
     job.messages.settle(8)
@@ -69,8 +62,78 @@ def main(arguments: Sequence[str]) -> int:
     return job.exit_code
 
 
+def _lead(job: Job) -> None:
+    """Take the lease: where this job began before, that leader's time is over."""
+    if job.values.yes("standby"):
+        job.folder.superseded = lambda: _superseded(job)
+        job.folder.begin_lease(job.scheduler.host)
+        _note(job, "leads", "")  # job.sh exits no more unless this node leads
+
+
+def _superseded(job: Job) -> None:
+    code = step_back(job)
+    for name, text in (("told", ""), ("finished", "{}\n".format(code))):
+        _note(job, name, text)
+    os._exit(code)
+
+
+def succeed(job: Job, lost: str) -> None:
+    """Go on with the job, on another node than that of its batch script, which is lost, and end it."""
+    job.folder.superseded = lambda: _superseded(job)
+    job.folder.tell("speak_into_log")
+    be_as_job_sh(job)
+    _handle_signals(job)
+    attempts = Attempts(job)
+    job.messages.open()
+    try:
+        attempt = job.folder.ask("newest_attempt", patience=60)
+        job.name_attempt(attempt, "{}/logs/attempt-{:03d}".format(job.run, attempt))
+        nodes, ended = take_up(job)
+        job.watch.ledger = job.read_ledger()
+        job.exclude("it ran job.sh, and is lost", [lost], NodeExcluded)
+        _start_guard(job, attempts)
+        if ended is None:
+            attempts.take_up(nodes, lost)
+        else:
+            job.decision, job.exit_code = ended.decision, ended.exit_code or 0
+        _go_on(job, attempts)
+    except Unavailable as error:
+        _without_folder(job, attempts, Cause(str(error)))
+    job.messages.settle(8)
+    _end(job)
+    if job.decision != REQUEUE or job.settings.requeue_policy == "chain":
+        job.scheduler.complete(job.exit_code)
+
+
+def _start_guard(job: Job, attempts: Attempts) -> None:
+    if job.values.yes("guarded"):
+        attempts.list_nodes()
+        if job.values.yes("heartbeats"):
+            _hear_nodes(job)
+        if job.values.yes("standby") and not job.scheduler.library():
+            _no_standby(job, "there is no libslurm beside scontrol")
+        job.guard.start()
+
+
+def _no_standby(job: Job, why: str) -> None:
+    job.values.words["standby"] = ""
+    job.event(NoStandby(why))
+
+
+def _go_on(job: Job, attempts: Attempts) -> None:
+    """Make attempts until the job is over, and tell what becomes of the run."""
+    while job.decision == NEXT and not job.ending:
+        job.open_attempt()
+        attempts.make()
+    attempts.end_warm()
+    _finish(job, attempts)
+    job.loop.be_deaf()
+
+
 def _note(job: Job, name: str, text: str) -> None:
     """Leave job.sh word, on the node's disk. Without it, job.sh goes by this process's exit code."""
+    if not os.path.isdir(job.values.folder):  # on another node
+        return
     try:
         with open(os.path.join(job.values.folder, name), "w") as file:
             file.write(text)
@@ -143,13 +206,19 @@ def _hear_nodes(job: Job) -> None:
     except (OSError, Unavailable) as error:
         job.say("recovery.heartbeats has no effect: {}".format(error))
         job.values.words["heartbeats"] = ""
+        if job.values.yes("standby"):
+            _no_standby(job, "there are no heartbeats ({})".format(error))
         return
     job.values.words["heartbeats"] = receiver.where
+    if job.values.yes("standby"):
+        contact = Contact(job)
+        job.folder.in_touch, receiver.hears = contact.holds, contact.look
     receiver.start()
 
 
 def _finish(job: Job, attempts: Attempts) -> None:
     """Carry out the decision about the last attempt, and send alerts."""
+    job.folder.confirm()
     job.messages.budget = 8
     if job.decision == NEXT:
         attempts.decide()  # a signal came between two attempts
@@ -183,5 +252,6 @@ def _end(job: Job) -> None:
     job.event(JobEnded(job.exit_code, job.signal, state.state, state.reason, job.decision))
     job.say("exits with code {}; decision: {}".format(job.exit_code, job.decision))
     job.folder.settle(60)
+    job.folder.confirm()  # what ends this script ends the job
     job.guard.end()
     _note(job, "finished", "{}\n".format(job.exit_code))

@@ -4,6 +4,7 @@ import os
 import re
 import socket
 import subprocess
+import sys
 from typing import Dict, List, Optional, Sequence
 
 from slurmddp.supervisor import values
@@ -12,6 +13,11 @@ from slurmddp.supervisor.loop import Loop
 
 #: Seconds for an answer of Slurm's controller.
 _PATIENCE = 5.0
+#: Arguments: Slurm's library, the job, its exit code.
+_COMPLETE = """import ctypes, sys
+slurm = ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)  # its plugins need its names
+slurm.slurm_init(None)
+sys.exit(slurm.slurm_complete_job(*(ctypes.c_uint32(int(word)) for word in sys.argv[2:])) != 0)"""
 _FIELDS = {
     "state": re.compile(r"JobState=([A-Z_]+)"),
     "reason": re.compile(r"Reason=([A-Za-z_]+)"),
@@ -123,6 +129,21 @@ class Slurm:
         """Return the nodes of a list that Slurm has written; None if it does not answer."""
         done = self._loop.run(["scontrol", "show", "hostnames", node_list], 20)
         return done.text.split() if done.code == 0 else None
+
+    def library(self) -> str:
+        """Return Slurm's library, which scontrol is linked to; empty: it is not known."""
+        linked = self._loop.run(["bash", "-c", 'ldd "$(type -P scontrol)"'], _PATIENCE).text
+        library = re.search(r"=> (\S*libslurm\S*)", linked)
+        return library.group(1) if library else ""
+
+    def complete(self, code: int) -> None:
+        """End the job from another node than that of its batch script, as salloc does: it is completed, or failed with
+        this code, while scancel would have it cancelled. No command does it, only a function of Slurm's library.
+        """
+        words = [self.library(), self.job_id, str(code << 8)]  # the code is that of waitpid
+        self._loop.run([sys.executable, "-I", "-c", _COMPLETE, *words], 20)
+        if self.ask() and self.job.state == "RUNNING":
+            self.withdraw()
 
     def count_gpus(self, env: Dict[str, str]) -> int:
         """Return the job's GPUs, for nodes that may differ in them. A step gets the GPUs that were asked for, not those

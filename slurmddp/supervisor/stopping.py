@@ -87,6 +87,7 @@ def put_back(
     many as it needs. Return whether the run goes on.
     """
     job.loop.be_deaf()  # Slurm sends SIGTERM to all of the job as soon as it is requeued
+    job.folder.confirm()
     job.requeue.attempt = job.attempt
     if seconds is not None:
         job.requeue.seconds = seconds

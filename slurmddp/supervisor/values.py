@@ -30,7 +30,7 @@ def program(run: str, python: str, name: str) -> List[str]:
 #: What job.sh leaves out where it is empty.
 OPTIONAL = (
     "expedite", "counts_gpus", "own_script", "must_save", "from_zero", "watch", "saves", "tasks_per_node", "heartbeats",
-    "warm",
+    "warm", "standby",
 )  # fmt: skip
 
 

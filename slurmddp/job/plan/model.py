@@ -194,6 +194,7 @@ class RecoveryPlan(NamedTuple):
     watch:       where a script of the user's own saves, besides the run's checkpoints/, as the ranks see it: absolute,
                  or begins with {run}.
     warm:        each node keeps a process that has imported torch, for the ranks of all attempts.
+    standby:     the guard of another node supervises the job if the node of the batch script is lost.
     """
 
     requeue: Literal["requeue", "chain", "none"]
@@ -202,6 +203,7 @@ class RecoveryPlan(NamedTuple):
     watch: tuple[str, ...] = ()
     from_zero: int | None = None
     warm: bool = False
+    standby: bool = False
 
 
 class AlertTarget(NamedTuple):

@@ -47,7 +47,10 @@ def plan_recovery(
         notes.append(Note("warning", f"recovery.fork has no effect: {why}"))
     keeps = "" if nodes.elastic else "this job cannot lose a node: set resources.nodes to a range, or add spares"
     cold = keeps or ("" if recovery.fork else "it needs recovery.fork") or _not_forked(resolved, layout)
-    for key, wanted, why in (("heartbeats", recovery.heartbeats, keeps), ("spares_warm", recovery.spares_warm, cold)):
+    stays = keeps or (f"site {site.name} rejects --no-kill" if "--no-kill" in site.unsupported_flags else "")
+    stays = stays or ("" if recovery.heartbeats else "it needs recovery.heartbeats")
+    wishes = (("heartbeats", recovery.heartbeats, keeps), ("spares_warm", recovery.spares_warm, cold))
+    for key, wanted, why in (*wishes, ("standby", recovery.standby, stays)):
         if wanted and why:
             notes.append(Note("warning", f"recovery.{key} has no effect: {why}"))
     expedite = site.requeue == "expedite" and requeue == "requeue"
@@ -56,7 +59,8 @@ def plan_recovery(
     # In one job, too, and on one machine: whoever wants any number of them says so.
     from_zero = FROM_ZERO if is_script and recovery.requeue != "always" else None
     warm = recovery.spares_warm and not cold
-    return RecoveryPlan(requeue, expedite, must_save, watch, from_zero, warm), notes
+    standby = recovery.standby and not stays
+    return RecoveryPlan(requeue, expedite, must_save, watch, from_zero, warm, standby), notes
 
 
 def _not_forked(resolved: Resolved, layout: Layout) -> str:

@@ -43,6 +43,10 @@ class Heartbeats:
         """Return whether a node was ever heard."""
         return node in self._numbers
 
+    def hears(self, now: float) -> bool:
+        """Return whether a node was heard just now: then the network of this one works."""
+        return any(now - then <= _RECENT for then in self._alive.values())
+
     def look(self, now: float) -> Silent:
         """Return the silent nodes. Call this every half second."""
         late, self._looked = now - self._looked > _LATE, now
@@ -50,7 +54,7 @@ class Heartbeats:
             self._alive = dict.fromkeys(self._alive, now)
         silent = {node: now - then for node, then in self._alive.items()}
         ask = tuple(node for node, seconds in silent.items() if seconds > ASK)
-        if len(ask) > _MANY or (len(silent) > 1 and min(silent.values()) > _RECENT):
+        if len(ask) > _MANY or (len(silent) > 1 and not self.hears(now)):
             return Silent()  # a switch failed, this node is cut off, or none sends any more. Slurm knows which
         lost = tuple(node for node, seconds in silent.items() if seconds > LOST)
         for node in lost:

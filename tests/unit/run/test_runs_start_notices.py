@@ -44,6 +44,10 @@ def test_each_reason_for_fresh_ranks_is_told_once_with_its_nodes() -> None:
         "recovery.fork: no forked ranks on node1, node2: threads",
         "recovery.fork: no forked ranks on node1: it has ended",
     )
+    why = "there is no libslurm beside scontrol"
+    assert fork_notices(typed({"event": "no_standby", "node": "node1", "why": why})) == (
+        f"recovery.standby: no other node can replace job.sh on node1: {why}",
+    )
     assert fork_notices(typed({"event": "not_warm", "node": "node1", "why": "it has ended"})) == (
         "recovery.spares_warm: no warm agent on node1: it has ended",
     )

@@ -26,6 +26,7 @@ from slurmddp.supervisor import requeue, stopping
 from slurmddp.supervisor.brain.types import NEXT, Decision, Ledger, Settings
 from slurmddp.supervisor.folder import PATIENCE, Unavailable
 from slurmddp.supervisor.guard import Guard, Over
+from slurmddp.supervisor.lease import Lease
 from slurmddp.supervisor.values import OPTIONAL, Values, read
 from tests.helpers import Desk, make_code, supervisor
 from tests.unit.supervisor.test_supervisor_folder import python as python
@@ -55,12 +56,15 @@ class Killed:
         (self.run / "events.jsonl").write_text(json.dumps(started) + "\n")
         desk.program("sbatch", SBATCH)
 
-    def terminate(self, policy: str, why: str, purge: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
+    def terminate(
+        self, policy: str, why: str, purge: Callable[[], None] = lambda: None, standby: str = ""
+    ) -> list[dict[str, Any]]:
         """The events that it writes after the SIGTERM with which Slurm ends a job. purge: called before that."""
         self.desk.program("scontrol", SCONTROL.replace("WHY", why))
         variables = {"SLURMDDP_RUN": str(self.run), "SLURMDDP_ATTEMPT": "0", "SLURMD_NODENAME": "node1"}
         variables |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "TMPDIR": str(self.desk.root)}
-        values = Values(str(self.run), "", {**WORDS, "requeue_policy": policy, "python": self.python}, (), ())
+        given = {"requeue_policy": policy, "python": self.python, "standby": standby}
+        values = Values(str(self.run), "", {**WORDS, **given}, (), ())
         code, name = values.program("guard")[-2:]
         words = supervisor(name, self.python, code)  # this Python, not that of the machine
         process = subprocess.Popen([*words, *values.write()], env={**self.desk.environment, **variables})
@@ -101,6 +105,18 @@ def test_a_killed_job_sh_is_brought_back_where_the_policy_allows(
     assert {row["attempt"] for row in events} == {2}  # the newest that has a folder
     next_jobs = [row["next_job"] for row in events if row["event"] == "requeued"]
     assert next_jobs == {"requeue": ["7"], "chain": ["8"]}.get(policy, [])
+
+
+@pytest.mark.parametrize(("leader", "back"), [("node1", True), ("node2", False)])
+def test_a_killed_job_sh_that_did_not_lead_any_more_is_not_brought_back(
+    killed: Killed, leader: str, back: bool
+) -> None:
+    (killed.run / "lease").mkdir()
+    (killed.run / "lease" / f"3.50.aa.{leader}").touch()
+    events = killed.terminate("requeue", "RaisedSignal:9(Killed)", standby="yes node2")
+    assert (killed.asked, bool(events)) == (("requeue", True) if back else ("", False))
+    (lease,) = (path.name for path in (killed.run / "lease").iterdir())
+    assert lease.startswith("4." if back else "3.50.") and lease.endswith(leader)
 
 
 def test_slurm_22_says_it_in_other_words(killed: Killed) -> None:
@@ -285,6 +301,38 @@ def test_the_first_node_that_is_left_brings_the_job_back(
     assert world.over() and world.seconds == 0
     assert world.did == [EXCLUDED, BACK, *then]
     assert (world.job.attempt, world.job.messages.attempt, world.job.watch.ledger) == (4, 4, world.ledger)
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_with_a_successor_the_job_is_brought_back_by_who_takes_the_lease(
+    monkeypatch: pytest.MonkeyPatch, takes: bool
+) -> None:
+    world = World(monkeypatch, LOST + "node2,node3")
+    world.guard.standby = SimpleNamespace(take=lambda: takes)  # type: ignore[assignment]
+    assert world.over() is takes and world.did == ([EXCLUDED, BACK] if takes else [])
+
+
+@pytest.mark.parametrize(
+    ("lost", "may", "takes", "over", "asked"),
+    [
+        (True, True, True, False, ["may", "take", "succeed node1"]), (True, True, False, False, ["may", "take"]),
+        (True, False, True, False, ["may"]), (False, True, True, False, []), (True, True, True, True, []),
+    ],
+)  # fmt: skip
+def test_a_guard_succeeds_a_lost_leader(
+    monkeypatch: pytest.MonkeyPatch, lost: bool, may: bool, takes: bool, over: bool, asked: list[str]
+) -> None:
+    world, did = World(monkeypatch, ""), []  # type: World, list[str]
+    monkeypatch.setattr(module, "succeed", lambda job, host: did.append(f"succeed {host}"))
+    standby: Any = SimpleNamespace(
+        lost=lambda: lost, is_over=lambda: over, seen=Lease(1, 2, "aa.node1"),
+        may_succeed=lambda: did.append("may") or may, take=lambda: did.append("take") or takes,
+    )  # fmt: skip
+    with suppress(Over):
+        world.guard.succeed(standby)
+        did.append("goes on")
+    ends = over or "succeed node1" in asked
+    assert did == (asked if ends else [*asked, "goes on"])
 
 
 USED = "the run has used 2.0 GPU hours, and recovery.max_gpu_hours is 2"

@@ -208,7 +208,7 @@ def test_without_a_key_the_job_starts_without_heartbeats(works: bool) -> None:
     job = stage.job
     job.folder, job.values, job.say = (
         SimpleNamespace(ask=ask),
-        SimpleNamespace(words={"heartbeats": "yes"}),
+        SimpleNamespace(words={"heartbeats": "yes"}, yes=lambda name: False),
         said.append,
     )
     job.loop = SimpleNamespace(watch=lambda *_: None, every=lambda seconds, _: regular.append(seconds))

@@ -11,7 +11,7 @@ import pytest
 from slurmddp.supervisor.guarding import Guarding
 from slurmddp.supervisor.values import Values
 
-VALUES = {"elastic": "", "python": "/opt/python"}
+VALUES = {"elastic": "", "standby": "", "python": "/opt/python"}
 
 
 class Stage:

@@ -14,7 +14,7 @@ from slurmddp.supervisor.messages import Messages
 
 def test_an_alert_that_no_disk_has_is_said_in_the_jobs_log(tmp_path: Path) -> None:
     said: list[str] = []
-    folder: Any = SimpleNamespace(tell=lambda name, line: said.append(line))
+    folder: Any = SimpleNamespace(confirm=lambda: None, tell=lambda name, line: said.append(line))
     messages = Messages(folder, str(tmp_path), "7", "n1", {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)})
     lost = Alert("failed", "failed", "rank 0: boom")
     messages._notifier = SimpleNamespace(settle=lambda seconds: [], unstored=lambda: [lost])  # type: ignore[assignment]
@@ -25,7 +25,7 @@ def test_an_alert_that_no_disk_has_is_said_in_the_jobs_log(tmp_path: Path) -> No
 
 def test_a_line_is_one_line(tmp_path: Path) -> None:
     said: list[str] = []
-    folder: Any = SimpleNamespace(tell=lambda name, line: said.append(line))
+    folder: Any = SimpleNamespace(confirm=lambda: None, tell=lambda name, line: said.append(line))
     messages = Messages(folder, str(tmp_path), "7", "n1", {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)})
     messages.say("node a\r\nb\u2028c\x85d: \x1b]0;x\x07\te\u202e" + "f" * 9999)
     (line,) = said
@@ -34,7 +34,7 @@ def test_a_line_is_one_line(tmp_path: Path) -> None:
 
 def test_what_has_become_of_an_alert_is_an_event_unless_its_sender_wrote_it(tmp_path: Path) -> None:
     told: list[tuple[str, ...]] = []
-    folder: Any = SimpleNamespace(tell=lambda *words: told.append(words))
+    folder: Any = SimpleNamespace(confirm=lambda: None, tell=lambda *words: told.append(words))
     messages = Messages(folder, str(tmp_path), "7", "n1", {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)})
     outcomes = [
         SimpleNamespace(recorded=done, event=lambda done=done: JobStarted(f"recorded {done}", None, 0))
@@ -53,7 +53,7 @@ def test_what_has_become_of_an_alert_is_an_event_unless_its_sender_wrote_it(tmp_
 
 def test_an_alert_says_the_cause_or_its_own_text(tmp_path: Path) -> None:
     sent: list[tuple[Alert, float]] = []
-    folder: Any = SimpleNamespace(tell=lambda *_: None)
+    folder: Any = SimpleNamespace(confirm=lambda: None, tell=lambda *_: None)
     messages = Messages(folder, str(tmp_path), "7", "n1", {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)})
     messages._notifier = SimpleNamespace(send=lambda alert, budget: sent.append((alert, budget)))  # type: ignore
     messages.attempt, messages.budget = 3, 8

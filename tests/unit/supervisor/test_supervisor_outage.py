@@ -57,7 +57,7 @@ class Outage:
         self.did: list[str] = []
         self.events: list[Any] = []
         watch = SimpleNamespace(ledger=Ledger(failures))
-        folder = SimpleNamespace(known=lambda default, *_, **__: default, tell=lambda *_: None)
+        folder = SimpleNamespace(known=lambda default, *_, **__: default, tell=lambda *_: None, confirm=lambda: None)
         self.job: Any = SimpleNamespace(
             attempt=5, exit_code=0, ending="", unended=unended, decision="next", cause=None, ended_by="", kept="",
             settings=Settings("/run", breaker=3), messages=SimpleNamespace(), watch=watch, folder=folder,

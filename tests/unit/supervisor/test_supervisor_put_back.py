@@ -31,9 +31,12 @@ class Loop:
 @pytest.mark.parametrize(("ended_by", "asks"), [("", True), (NODE_FAILURE, False)])
 def test_a_text_like_a_reason_is_no_reason(ended_by: str, asks: bool) -> None:
     loop = Loop()
+    folder = SimpleNamespace(confirm=lambda: loop.commands.append(["this process leads"]))
     job: Any = SimpleNamespace(
         loop=loop, requeue=Requeue(loop, "7", "7", "n1", "/run"), attempt=0, settings=Settings("/run"),  # type: ignore[arg-type]
-        nodes=SimpleNamespace(excluded=[]), say=lambda text: None, event=lambda facts: None, alert=lambda *words: None,
+        nodes=SimpleNamespace(excluded=[]), folder=folder, say=lambda text: None, event=lambda facts: None,
+        alert=lambda *words: None,
     )  # fmt: skip
     assert put_back(job, Cause(NODE_FAILURE), ended_by)
+    assert loop.commands.pop(0) == ["this process leads"]
     assert loop.commands == ([["scontrol", "requeue", "7"]] if asks else [])

@@ -164,7 +164,8 @@ def test_a_node_that_cannot_be_kept_out_is_no_error(
     said: list[str] = []
     run: Any = SimpleNamespace(
         loop=loop, requeue=Requeue(loop, "7", "7", "n1", "/run"), attempt=0, settings=Settings("/run"),
-        nodes=SimpleNamespace(excluded=["n2"]), say=said.append, event=lambda facts: None, alert=lambda *words: None,
+        nodes=SimpleNamespace(excluded=["n2"]), folder=SimpleNamespace(confirm=lambda: None),
+        say=said.append, event=lambda facts: None, alert=lambda *words: None,
     )  # fmt: skip
     assert stopping.put_back(run, Cause("x"))
     assert said[-1] == f"could not exclude n2 from the next start yet: {text}"
@@ -221,7 +222,7 @@ def test_a_signal_is_understood_without_slurm(
         stop_file=lambda: stop, settings=Settings("/run"), attempt=0, say=said.append, child=None, requeue=way,
         keep=lambda before, after: None, loop=Played(), nodes=SimpleNamespace(excluded=[]), event=lambda facts: None,
         alert=lambda *words: None, send=lambda alert: None,
-        folder=SimpleNamespace(known=lambda *words: None),
+        folder=SimpleNamespace(known=lambda *words: None, confirm=lambda: None),
     )  # fmt: skip
     job.back = False
     stopping.terminated(job, 15)

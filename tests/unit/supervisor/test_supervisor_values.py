@@ -128,6 +128,7 @@ def test_a_cancel_whose_signal_was_lost_is_seen(slurm: Any, state: str, ends: bo
     job = RealJob.__new__(RealJob)
     job.ending, job.loop, job.nodes, job.step_options, job.env = "", Loop(), Nodes(1, 2), [], dict(os.environ)
     job.nodes.renew(["n1", "n2"])
+    job.folder = SimpleNamespace(confirm=lambda: None)  # type: ignore[assignment]
     job.values = SimpleNamespace(yes=lambda _: False, number=lambda _: 1)  # type: ignore[assignment]
     job.scheduler = SimpleNamespace(
         slurm=False, step=lambda *given: given[-1], ends_job=asked.ends_job, nodes=asked.nodes
@@ -147,6 +148,7 @@ def test_a_signal_that_comes_while_slurm_is_asked_is_taken_once(slurm: Any) -> N
     """By then, the job may take no signal any more: what becomes of it is told."""
     job = RealJob.__new__(RealJob)
     job.ending, job.loop, job.nodes, job.step_options, job.env = "", Loop(), Nodes(1, 1), [], dict(os.environ)
+    job.folder = SimpleNamespace(confirm=lambda: None)  # type: ignore[assignment]
     job.values = SimpleNamespace(yes=lambda _: False)  # type: ignore[assignment]
 
     def ends_job() -> bool:

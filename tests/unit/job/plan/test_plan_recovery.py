@@ -310,11 +310,27 @@ def test_an_expedited_requeue(desk: Desk, site: str, wanted: str, option: str, e
     assert ("Requeue=0" in job_script(plan)) == expedite
 
 
+@pytest.mark.parametrize("key", ["heartbeats", "standby"])
 @pytest.mark.parametrize(("nodes", "works"), [("2", False), ("1-2", True), ("2+1", True)])
-def test_heartbeats_need_a_job_that_may_lose_a_node(desk: Desk, nodes: str, works: bool) -> None:
-    plan = desk.plan(LM_JOB, "recovery.heartbeats=true", f"resources.nodes={nodes}")
-    assert any("recovery.heartbeats has no effect" in note.text for note in plan.notes) is not works
-    assert ("\n  heartbeats=yes " in job_script(plan)) is works
+def test_what_needs_a_job_that_may_lose_a_node(desk: Desk, key: str, nodes: str, works: bool) -> None:
+    plan = desk.plan(LM_JOB, "recovery.heartbeats=true", f"recovery.{key}=true", f"resources.nodes={nodes}")
+    assert any(f"recovery.{key} has no effect" in note.text for note in plan.notes) is not works
+    assert (f"\n  {key}=yes " in job_script(plan)) is works
+
+
+@pytest.mark.parametrize(
+    ("heartbeats", "flags", "why"),
+    [("false", "", "it needs recovery.heartbeats"), ("true", "--no-kill", "site s rejects --no-kill")],
+)
+def test_where_the_job_needs_the_node_of_its_batch_script(desk: Desk, heartbeats: str, flags: str, why: str) -> None:
+    desk.site(
+        f"name: s\ntitle: t\nunsupported_flags: [{flags}]\npartitions: {{p: {{gpus_per_node: 1}}}}\n"
+        "job: {resources: {partition: p}, container: {runtime: none}}\n"
+    )
+    wanted = ("recovery.standby=true", f"recovery.heartbeats={heartbeats}", nodes("1-2"))
+    plan = desk.plan("name: n\nsite: s\ntrain: {script: a.py}\n", *wanted)
+    assert f"recovery.standby has no effect: {why}" in [note.text for note in plan.notes]
+    assert "wait_for_lead" not in job_script(plan)
 
 
 @pytest.mark.parametrize(
