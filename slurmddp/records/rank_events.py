@@ -33,6 +33,12 @@ class NotWarm(NamedTuple):
     why: str
 
 
+class NotEncrypted(NamedTuple):
+    """the store between the nodes has no TLS (network.store_tls)"""
+
+    why: str
+
+
 class AgentPaused(NamedTuple):
     """an agent did not run for a while: somebody stopped it, or its node hung"""
 
@@ -284,8 +290,8 @@ class Finished(NamedTuple):
 
 
 OF_RANKS = (
-    RankStarted, RanksStopped, RankExited, NotForked, NotWarm, AgentPaused, Forged, Started, WeightsLoaded,
-    CheckpointRejected, Resumed,
+    RankStarted, RanksStopped, RankExited, NotForked, NotWarm, NotEncrypted, AgentPaused, Forged, Started,
+    WeightsLoaded, CheckpointRejected, Resumed,
     Ready, FirstStep, StepSkipped, Evaluated, CheckpointSaved, CheckpointFailed, StragglerBegins, StragglerEnds,
     LinksProbed, Profiled, Hang, HangReported, HangOver, NoProcessGroup, Restarted, KeepingSave, SaveKept,
     ProcessGroupMade, Error, Stopping, Timing, Finished,

@@ -22,7 +22,7 @@ from slurmddp.run.cause import failing_attempt, find_cause, hang_of, killed_of
 from slurmddp.run.evidence import Evidence, evidence
 from slurmddp.run.layout import RunFolder
 from slurmddp.run.metrics import tail
-from slurmddp.run.rank_starts import fork_notices, heartbeat_notices, newest_restarts, pause_notices, start_notices
+from slurmddp.run.rank_starts import heartbeat_notices, newest_restarts, pause_notices, start_notices, without_notices
 from slurmddp.run.state import EXIT_CODES, next_commands
 from slurmddp.run.written import written_again
 from slurmddp.styled import Style, styled
@@ -88,7 +88,7 @@ class RunStatus:
             *self.facts.warnings,
             *start_notices(events),
             *pause_notices(events),
-            *fork_notices(events),
+            *without_notices(events),
             *heartbeat_notices(events),
             *shared,
         )

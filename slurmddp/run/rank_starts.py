@@ -15,6 +15,7 @@ from slurmddp.records.rank_events import (
     FirstStep,
     Hang,
     NoProcessGroup,
+    NotEncrypted,
     NotForked,
     NotWarm,
     ProcessGroupMade,
@@ -36,6 +37,13 @@ _PARTS = {
     "compute": "training", "unmeasured": "run",  # of a script of the user's own
 }  # fmt: skip
 FAILURES = (Error, Hang)
+#: What a node did without, by its event.
+_WITHOUT = {
+    NotForked: "recovery.fork: no forked ranks",
+    NotWarm: "recovery.spares_warm: no warm agent",
+    NoStandby: "recovery.standby: no other node can replace job.sh",
+    NotEncrypted: "network.store_tls: no TLS between the nodes' stores",
+}
 #: What `restarted` says of a start of a script of the user's own.
 WENT_ON, FROM_ZERO, UNKNOWN = "went on", "from zero", "unknown"
 #: Events of rank 0 that tell that it was training.
@@ -184,20 +192,14 @@ def pause_notices(events: Iterable[Event]) -> tuple[str, ...]:
     )
 
 
-_MISSING = {
-    NotForked: "fork: no forked ranks", NotWarm: "spares_warm: no warm agent",
-    NoStandby: "standby: no other node can replace job.sh",
-}  # fmt: skip
-
-
-def fork_notices(events: Iterable[Event]) -> tuple[str, ...]:
-    """Return a text for each reason for which something starts as ever, with the nodes."""
+def without_notices(events: Iterable[Event]) -> tuple[str, ...]:
+    """Return a text for each reason for which nodes did without one of these, with the nodes."""
     nodes: dict[tuple[str, str], set[str]] = {}
     for event in events:
-        if isinstance(event.facts, NotForked | NotWarm | NoStandby):
-            what = _MISSING[type(event.facts)]
+        if isinstance(event.facts, NotForked | NotWarm | NoStandby | NotEncrypted):
+            what = _WITHOUT[type(event.facts)]
             nodes.setdefault((what, event.facts.why), set()).add(event.node or "an unknown node")
-    return tuple(f"recovery.{what} on {', '.join(sorted(on))}: {why}" for (what, why), on in nodes.items())
+    return tuple(f"{what} on {', '.join(sorted(on))}: {why}" for (what, why), on in nodes.items())
 
 
 def heartbeat_notices(events: Iterable[Event]) -> tuple[str, ...]:

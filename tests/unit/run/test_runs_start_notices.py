@@ -2,7 +2,7 @@
 
 import pytest
 
-from slurmddp.run.rank_starts import fork_notices, heartbeat_notices, pause_notices, start_notices
+from slurmddp.run.rank_starts import heartbeat_notices, pause_notices, start_notices, without_notices
 from tests.helpers import typed
 
 ZERO = {"event": "restarted", "how": "from zero", "step": 1, "before": 9, "lost": 9, "text": "began again"}
@@ -40,16 +40,19 @@ def test_the_longest_pause_of_each_agent_is_told() -> None:
 def test_each_reason_for_fresh_ranks_is_told_once_with_its_nodes() -> None:
     told = [("node2", "threads"), ("node1", "threads"), ("node1", "it has ended")]
     events = typed(*({"event": "not_forked", "node": node, "why": why} for node, why in told))
-    assert fork_notices(events) == (
+    assert without_notices(events) == (
         "recovery.fork: no forked ranks on node1, node2: threads",
         "recovery.fork: no forked ranks on node1: it has ended",
     )
     why = "there is no libslurm beside scontrol"
-    assert fork_notices(typed({"event": "no_standby", "node": "node1", "why": why})) == (
+    assert without_notices(typed({"event": "no_standby", "node": "node1", "why": why})) == (
         f"recovery.standby: no other node can replace job.sh on node1: {why}",
     )
-    assert fork_notices(typed({"event": "not_warm", "node": "node1", "why": "it has ended"})) == (
+    assert without_notices(typed({"event": "not_warm", "node": "node1", "why": "it has ended"})) == (
         "recovery.spares_warm: no warm agent on node1: it has ended",
+    )
+    assert without_notices(typed({"event": "not_encrypted", "node": "node1", "why": "no openssl"})) == (
+        "network.store_tls: no TLS between the nodes' stores on node1: no openssl",
     )
 
 
