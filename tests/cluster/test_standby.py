@@ -69,7 +69,9 @@ def ends_well(cluster: Cluster, run: Run, receiver: Receiver) -> None:
     assert kinds.count("finished") == 1 and not {"requeued", "failed"} & {*kinds}, kinds
 
 
-@pytest.mark.parametrize("fault", ["power cut", "cut off", "cut off and frozen"])
+@pytest.mark.parametrize(
+    "fault", ["power cut", *(pytest.param(each, marks=pytest.mark.long) for each in ("cut off", "cut off and frozen"))]
+)
 def test_the_batch_host_is_lost_and_the_run_goes_on(fresh_cluster: Cluster, torch_image: str, fault: str) -> None:
     """Cut off: the host comes back while another one leads. Frozen: its supervisor first stands still meanwhile."""
     cluster = fresh_cluster
@@ -99,6 +101,7 @@ def test_the_batch_host_is_lost_and_the_run_goes_on(fresh_cluster: Cluster, torc
         assert len(by) == 1 and batch_host not in by, story(run)
 
 
+@pytest.mark.long
 def test_a_supervisor_that_was_frozen_goes_on_itself(fresh_cluster: Cluster, torch_image: str) -> None:
     """Its node lives: nobody takes over, however long it stands still."""
     cluster = fresh_cluster
