@@ -58,6 +58,7 @@ class Guard:
         self._pause, self._asked = _LOOK, float("-inf")
         self._began = clock()  # its end, by SIGTERM
         self.standby = Standby(job, clock) if job.values.yes("standby") else None
+        self.leads = False
 
     def run(self) -> None:
         """Watch until the job ends."""
@@ -86,8 +87,16 @@ class Guard:
         if standby.is_over():
             raise Over
         if lost and standby.seen and standby.may_succeed() and standby.take():
-            succeed(self.job, standby.seen.host)
+            self.leads = True
+            succeed(self.job, standby.seen.host, self.end_with_script)
             raise Over
+
+    def end_with_script(self) -> None:
+        """Handle the SIGTERM of a job that this process leads: if job.sh's node comes back, Slurm may kill job.sh, and
+        take its end for the job's.
+        """
+        if self.script_was_killed():
+            self.terminated()
 
     def send_heartbeats(self) -> None:
         """Send them from now on, if that is possible. The supervisor records the nodes that send none."""
@@ -112,18 +121,18 @@ class Guard:
     # --- job.sh was killed
 
     def script_was_killed(self) -> bool:
-        """Return whether the job ends because something killed job.sh, on this node."""
+        """Return whether the job ends because something killed job.sh, on this node or that of a leader before it."""
         job = self.job
         newest = job.folder.known({}, "newest", events.names(JobStarted, JobEnded, Requeued))
         event = None if newest is None else events.read(newest)
         if newest is None or (event is not None and not isinstance(event.facts, JobStarted)):
             return False  # a folder that does not answer says nothing
         record = fields(job.scheduler.report())
-        if record.get("batch_host") != job.scheduler.host:
+        if not self.leads and record.get("batch_host") != job.scheduler.host:
             return False
         in_22_05 = record.get("reason") == "JobLaunchFailure" and record.get("exit_code") == "0:9"
         killed = in_22_05 or record.get("raised") == "9"
-        return killed and (self.standby is None or self.standby.take_here())
+        return killed and (self.standby is None or self.leads or self.standby.take_here())
 
     def bring_back(self) -> None:
         """Do what job.sh would do: record the end, and requeue the job. Slurm allows KillWait seconds for it."""

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from typing import Any, Dict, Sequence
+from typing import Any, Callable, Dict, Sequence
 
 from slurmddp.causes.rules import rules
 from slurmddp.records.cause import Cause
@@ -77,12 +77,20 @@ def _superseded(job: Job) -> None:
     os._exit(code)
 
 
-def succeed(job: Job, lost: str) -> None:
-    """Go on with the job, on another node than that of its batch script, which is lost, and end it."""
+def succeed(job: Job, lost: str, killed: Callable[[], None]) -> None:
+    """Go on with the job, on another node than that of its batch script, which is lost, and end it. killed: called at a
+    SIGTERM; it does not return if Slurm has killed that script.
+    """
     job.folder.superseded = lambda: _superseded(job)
     job.folder.tell("speak_into_log")
     be_as_job_sh(job)
     _handle_signals(job)
+
+    def signalled() -> None:
+        killed()
+        terminated(job, signal.SIGTERM)
+
+    job.loop.on_signal(signal.SIGTERM, signalled)
     attempts = Attempts(job)
     job.messages.open()
     try:

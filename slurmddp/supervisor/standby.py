@@ -26,8 +26,9 @@ LOOK, _SILENT, _PROBE, _TURN = 1.0, 3.5, 1.5, 3.0
 _CANDIDATES = 3
 #: Renewals after which a new leader has guards of its own.
 _SETTLED = 60
-#: Seconds without a sign of another node until Slurm is asked, between two such questions, and that an answer holds.
-_ALONE, _ASK, _HOLDS = 1.0, 5.0, 8.0
+#: Seconds that a sign of another node holds; between two questions to Slurm at least, where there is none; and that an
+#: answer holds, also on the last node, which would ask all the time.
+_HEARD, _ASK, _HOLDS, _LAST = 1.0, 5.0, 8.0, 60.0
 #: Seconds from the start of a leader until it is cut off, if it hears nobody: its guards have to start.
 _FIRST = 60.0
 #: Seconds between two looks of a leader that leads no more.
@@ -49,13 +50,14 @@ class Contact:
     def look(self, hears: bool) -> None:
         """Call this every half second. hears: whether another node was heard just now."""
         now = self._clock()
-        if hears or len(self._job.nodes.usable) < 2:  # where no other node is left, none takes over
-            self._until = max(self._until, now + _ALONE) if self._hears else now + _ALONE
+        if hears:
+            self._until = max(self._until, now + _HEARD) if self._hears else now + _HEARD
             self._hears = True
-        elif now - self._asked >= _ASK:
+        elif now > self._until - _ASK and now - self._asked >= _ASK:
             self._asked = now
             if self._job.scheduler.ask():
-                self._until = max(self._until, self._clock() + _HOLDS)
+                last = len(self._job.nodes.usable) < 2
+                self._until = max(self._until, self._clock() + (_LAST if last else _HOLDS))
         if now - self._renewed >= LOOK:
             self._renewed = now
             self._job.folder.renew()
@@ -99,9 +101,9 @@ class Standby:
             return False  # a folder that does not answer says nothing
         self._generation = seen.generation if self._generation is None else self._generation
         if not self._told or seen.host not in self._addresses:
-            self._told = self._answers(seen.host) or self._told
+            self._told = bool(self._answers(seen.host)) or self._told
         late = self._clock() - self._since >= _SILENT + self._turn
-        return late and self._told and not self._answers(seen.host)
+        return late and self._told and self._answers(seen.host) is False
 
     def _look(self) -> Optional[Lease]:
         found = self._job.folder.known(None, "leader")
@@ -140,12 +142,13 @@ class Standby:
         seen = self._look()
         return seen is not None and seen.host == self._job.scheduler.host and self.take()
 
-    def _answers(self, host: str) -> bool:
+    def _answers(self, host: str) -> Optional[bool]:
+        """Return whether the kernel of a node answers; None: its address is not known."""
         try:
             if host not in self._addresses:
                 self._addresses[host] = socket.gethostbyname(host)
         except OSError:
-            return True  # nothing is known of it
+            return None
         return bool(self._lives(self._addresses[host]))
 
 

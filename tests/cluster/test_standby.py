@@ -11,9 +11,16 @@ import pytest
 from .cluster import Cluster
 from .proof import WEBHOOK, Receiver
 from .runs import Alice, Run, story
-from .test_warm import SCRIPT, seeds
+from .test_forking import SCRIPT as FORKED
+from .test_warm import seeds
 
 pytestmark = pytest.mark.cluster
+
+#: All ranks end after the same step.
+ENOUGH = 'os.path.exists("/home/alice/scripts/enough")'
+SCRIPT = FORKED.replace(f"while not {ENOUGH}:", "enough = torch.zeros(1)\nwhile not enough.item():").replace(
+    "    time.sleep(0.1)\n", f"    time.sleep(0.1)\n    enough.fill_({ENOUGH})\n    dist.all_reduce(enough)\n"
+)
 
 
 @contextlib.contextmanager
@@ -92,6 +99,9 @@ def test_the_batch_host_is_lost_and_the_run_goes_on(fresh_cluster: Cluster, torc
             swept = run.folder / f"logs/attempt-000/sweep/{batch_host}"
             cluster.wait_for(lambda: swept.exists() and "process" in swept.read_text(), "it has ended its ranks", 30)
             assert supervisors(cluster, batch_host), "it waits"
+            # If the node came back right after Slurm has given it up (15 s here), Slurm would kill job.sh, and take its
+            # end for the job's, which is then requeued.
+            time.sleep(max(0.0, 45 - (time.monotonic() - lost)))
             cluster.mend_network(batch_host)
             time.sleep(5)
         ends_well(cluster, run, receiver)

@@ -303,6 +303,24 @@ def test_the_first_node_that_is_left_brings_the_job_back(
     assert (world.job.attempt, world.job.messages.attempt, world.job.watch.ledger) == (4, 4, world.ledger)
 
 
+@pytest.mark.parametrize(("why", "back"), [("RaisedSignal:9(Killed)", True), ("None", False)])
+def test_a_successor_brings_the_job_back_where_slurm_kills_job_sh(
+    monkeypatch: pytest.MonkeyPatch, why: str, back: bool
+) -> None:
+    """Its node was cut off, and came back: Slurm takes the end of the script that it killed there for the job's."""
+    world = World(monkeypatch, f"JobId=7 JobState=COMPLETING Reason={why} BatchHost=node1 NodeList=node2")
+    started = {"event": "job_started", "nodes": "node[1-3]", "job_id": "7"}
+    world.job.folder.known = lambda *_, **__: started
+    monkeypatch.setattr(Guard, "bring_back", lambda guard: world.did.append("brought back"))
+    world.guard.end_with_script()
+    assert world.did == [], "it is the guard of another node, and does not lead"
+    world.guard.leads = True
+    with suppress(Over):
+        world.guard.end_with_script()
+        world.did.append("terminated, as ever")
+    assert world.did == (["brought back"] if back else ["terminated, as ever"])
+
+
 @pytest.mark.parametrize("takes", [True, False])
 def test_with_a_successor_the_job_is_brought_back_by_who_takes_the_lease(
     monkeypatch: pytest.MonkeyPatch, takes: bool
@@ -323,7 +341,7 @@ def test_a_guard_succeeds_a_lost_leader(
     monkeypatch: pytest.MonkeyPatch, lost: bool, may: bool, takes: bool, over: bool, asked: list[str]
 ) -> None:
     world, did = World(monkeypatch, ""), []  # type: World, list[str]
-    monkeypatch.setattr(module, "succeed", lambda job, host: did.append(f"succeed {host}"))
+    monkeypatch.setattr(module, "succeed", lambda job, host, killed: did.append(f"succeed {host}"))
     standby: Any = SimpleNamespace(
         lost=lambda: lost, is_over=lambda: over, seen=Lease(1, 2, "aa.node1"),
         may_succeed=lambda: did.append("may") or may, take=lambda: did.append("take") or takes,

@@ -110,6 +110,18 @@ def test_a_node_that_never_answers_may_be_behind_a_firewall() -> None:
     assert world.lost_at(0, 60) == [False] * 2
 
 
+def test_a_node_without_an_address_may_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(host: str) -> str:
+        raise OSError("Temporary failure in name resolution")
+
+    world = World()
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "gethostbyname", unknown)
+        assert world.lost_at(0, 60) == [False] * 2
+    world.lives = False
+    assert world.lost_at(61) == [False], "and it has never answered"
+
+
 def test_a_folder_that_does_not_answer_says_nothing() -> None:
     world = World()
     assert world.lost_at(0) == [False]
@@ -174,6 +186,7 @@ class Leader:
             nodes=SimpleNamespace(usable=["n"] * nodes), scheduler=SimpleNamespace(ask=self.ask),
             folder=SimpleNamespace(renew=self.renew),
         )  # fmt: skip
+        self.job = job
         self.contact = Contact(job, lambda: self.seconds)
         if began:
             self.look_until(100, hears=True)  # its guards have started
@@ -207,9 +220,17 @@ def test_a_leader_that_hears_neither_another_node_nor_slurm_is_cut_off() -> None
     assert leader.asked < 30
 
 
-def test_the_last_node_of_a_job_asks_nobody() -> None:
+def test_the_last_node_of_a_job_asks_seldom() -> None:
     leader = Leader(nodes=1)
-    assert leader.look_until(200, hears=False) and not leader.asked
+    leader.answers = True
+    assert leader.look_until(400, hears=False) and leader.asked <= 6
+
+
+def test_a_leader_that_excludes_the_only_other_node_is_still_cut_off() -> None:
+    leader = Leader()
+    leader.look_until(105, hears=False)
+    leader.job.nodes.usable = ["n"]
+    assert not leader.look_until(150, hears=False)
 
 
 def test_a_leader_whose_guards_start_is_not_cut_off() -> None:
