@@ -8,7 +8,9 @@ import datetime
 import importlib
 import itertools
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import FrameType
 from typing import Any, BinaryIO, NoReturn
@@ -196,6 +198,27 @@ def name_methods_by_frame() -> None:
 
     if hasattr(dynamic_rendezvous, "get_method_name"):
         dynamic_rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
+
+
+def take_echoes_for_one(seconds: float) -> None:
+    """Have torchrun's agent take each SIGTERM within so many seconds after the first for the same one.
+
+    Slurm sends it to all processes of a step, and Apptainer passes on its own. At a second one, torchrun leaves while
+    its ranks save. Without the private name, it does so.
+    """
+    api: Any = importlib.import_module("torch.distributed.elastic.multiprocessing.api")
+    plain: Any = getattr(api, "_terminate_process_handler", None)
+    first: list[float] = []
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGTERM:
+            first.append(time.monotonic())
+            if len(first) > 1 and first[-1] - first[0] < seconds:
+                return
+        plain(number, frame)
+
+    if plain is not None:
+        api._terminate_process_handler = handler
 
 
 def makes_optimizer_state() -> bool:

@@ -3,13 +3,16 @@
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.elastic.multiprocessing import api
 
 from slurmddp.records.marker import Marker
 from slurmddp.records.stop import StopRequest
+from slurmddp.runtime import torch_private
 from slurmddp.runtime.evaluation import evaluate
 from slurmddp.runtime.watch import marker
 from slurmddp.runtime.watch.stop import Stop
@@ -229,6 +232,18 @@ def test_the_first_reason_stays(tmp_path: Path) -> None:
     assert stop.reason() == "a"
 
 
+def test_an_agent_takes_the_echo_of_a_sigterm_for_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm and Apptainer both send it; at a second one, torchrun leaves its ranks while they save."""
+    taken: list[int] = []
+    monkeypatch.setattr(api, "_terminate_process_handler", lambda number, frame: taken.append(number))
+    torch_private.take_echoes_for_one(0.5)
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+        api._terminate_process_handler(number, None)
+    time.sleep(0.6)
+    api._terminate_process_handler(signal.SIGTERM, None)
+    assert taken == [signal.SIGTERM, signal.SIGINT, signal.SIGTERM]
+
+
 SIGTERMS = """
 import os, signal, sys, time
 from slurmddp.runtime.watch import watch
@@ -236,7 +251,7 @@ from slurmddp.runtime.environment import Environment
 from slurmddp.runtime.watch.stop import Stop
 
 assert "torch" not in sys.modules, "signals have to be taken before something takes seconds to import"
-watch._ECHO = 0.5
+watch.ECHO = 0.5
 stop = Stop(None)
 here = Environment(rank=0, local_rank=0, local_world=1, world=1, attempt=0, node="here", stop_file=None)
 own = watch.Watch(here, stop)

@@ -15,6 +15,7 @@ from slurmddp.runtime.agent import forking, gpu_sampling, handlers, pauses
 from slurmddp.runtime.environment import own_node
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.journal import Events
+from slurmddp.runtime.watch.watch import ECHO
 from slurmddp.shared.run_folder import RunFolder
 
 
@@ -24,6 +25,7 @@ def run(words: list[str], folder: RunFolder, events: Events, template: forking.T
         handlers.register(signing.load(folder.path), events, folder, os.environ)
         _record_exits(events)
         torch_private.name_methods_by_frame()
+        torch_private.take_echoes_for_one(ECHO)
         gpu_sampling.start(folder, int(os.environ.get("SLURMDDP_ATTEMPT", "0")))
         pauses.start(events.write)
         if template is not None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _TICK = 0.25
 #: Seconds within which a second SIGTERM is the same one: some send it to all processes, and torchrun passes it on.
-_ECHO = 3.0
+ECHO = 3.0
 #: Seconds that a rank may be without progress after a SIGTERM: at least, and where its phase is new. torchrun
 #: kills 30 s after it.
 _AFTER_TERM, _AFTER_TERM_NEW = 5.0, 25.0
@@ -136,7 +136,7 @@ class Watch:
         if number == signal.SIGTERM:
             if self._progress.state.phase == "join":
                 self._end("SIGTERM before the rendezvous: exiting")
-            if self._termed_at is not None and now - self._termed_at > _ECHO:
+            if self._termed_at is not None and now - self._termed_at > ECHO:
                 self._end("second SIGTERM: exiting without saving")
             if self._termed_at is None:
                 self._termed_at = now
