@@ -39,6 +39,12 @@ class NotEncrypted(NamedTuple):
     why: str
 
 
+class ImageNotProtected(NamedTuple):
+    """Slurm's SIGTERM would end the image's mount and the node's ranks"""
+
+    why: str
+
+
 class AgentPaused(NamedTuple):
     """an agent did not run for a while: somebody stopped it, or its node hung"""
 
@@ -290,9 +296,8 @@ class Finished(NamedTuple):
 
 
 OF_RANKS = (
-    RankStarted, RanksStopped, RankExited, NotForked, NotWarm, NotEncrypted, AgentPaused, Forged, Started,
-    WeightsLoaded, CheckpointRejected, Resumed,
-    Ready, FirstStep, StepSkipped, Evaluated, CheckpointSaved, CheckpointFailed, StragglerBegins, StragglerEnds,
+    RankStarted, RanksStopped, RankExited, NotForked, NotWarm, NotEncrypted, ImageNotProtected, AgentPaused, Forged,
+    Started, WeightsLoaded, CheckpointRejected, Resumed, Ready, FirstStep, StepSkipped, Evaluated, CheckpointSaved, CheckpointFailed, StragglerBegins, StragglerEnds,
     LinksProbed, Profiled, Hang, HangReported, HangOver, NoProcessGroup, Restarted, KeepingSave, SaveKept,
     ProcessGroupMade, Error, Stopping, Timing, Finished,
 )  # fmt: skip

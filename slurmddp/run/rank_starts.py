@@ -14,6 +14,7 @@ from slurmddp.records.rank_events import (
     Finished,
     FirstStep,
     Hang,
+    ImageNotProtected,
     NoProcessGroup,
     NotEncrypted,
     NotForked,
@@ -43,6 +44,7 @@ _WITHOUT = {
     NotWarm: "recovery.spares_warm: no warm agent",
     NoStandby: "recovery.standby: no other node can replace job.sh",
     NotEncrypted: "network.store_tls: no TLS between the nodes' stores",
+    ImageNotProtected: "scancel and requeues leave the ranks no time to save: Slurm's SIGTERM ends the image's mount",
 }
 #: What `restarted` says of a start of a script of the user's own.
 WENT_ON, FROM_ZERO, UNKNOWN = "went on", "from zero", "unknown"
@@ -196,7 +198,7 @@ def without_notices(events: Iterable[Event]) -> tuple[str, ...]:
     """Return a text for each reason for which nodes did without one of these, with the nodes."""
     nodes: dict[tuple[str, str], set[str]] = {}
     for event in events:
-        if isinstance(event.facts, NotForked | NotWarm | NoStandby | NotEncrypted):
+        if isinstance(event.facts, NotForked | NotWarm | NoStandby | NotEncrypted | ImageNotProtected):
             what = _WITHOUT[type(event.facts)]
             nodes.setdefault((what, event.facts.why), set()).add(event.node or "an unknown node")
     return tuple(f"{what} on {', '.join(sorted(on))}: {why}" for (what, why), on in nodes.items())

@@ -11,7 +11,7 @@ import sys
 INCOMPLETE = 97
 #: The module of each program. job: on the batch host. guard: there, or on each node. sweep: on the nodes of an attempt.
 #: watchdog: a job of its own. alert: sends one. ranks: on their nodes, for `debug stacks` and `check --rehearse`. node,
-#: fail, mounts, python: for node.sh. save: beside the job, finds what the ranks may load.
+#: fail, mounts, python, container: for node.sh. save: beside the job, finds what the ranks may load.
 PROGRAMS = {
     "job": "order",
     "guard": "guard",
@@ -23,6 +23,7 @@ PROGRAMS = {
     "fail": "node:fail",
     "mounts": "node_checks:mounts",
     "python": "node_checks:python",
+    "container": "image_mount",
     "save": "save",
 }
 

@@ -37,6 +37,7 @@ source "${facts%%$'\x1f'*}/slurmddp/shell/node.sh"
 
 # --- the container
 container=(
+  "${starter[@]}" "$code" container "$scratch/image" "$image" # keeps the image mounted at Slurm's SIGTERM
   apptainer exec --nv --pwd "$workdir"
   --bind "$run:$run:rw" --bind "$scratch:$scratch:rw" "${binds[@]}"
   "$image"
