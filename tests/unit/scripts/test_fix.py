@@ -175,6 +175,11 @@ def test_the_way_it_is_corrected(text: str, line: str) -> None:
     assert line in result.text and reads(result.text), result.text
 
 
+def test_an_old_launcher_gets_a_port_and_no_option_that_it_lacks() -> None:
+    result = fixed("#!/bin/bash\n#SBATCH -N 1\npython -m torch.distributed.launch --nproc_per_node=2 t.py\n")
+    assert "torch.distributed.launch --master_port=$((10000 + SLURM_JOB_ID % 20000)) --nproc_per_node=2" in result.text
+
+
 def test_sbatch_gives_no_more_nodes_than_tasks_so_the_number_of_tasks_goes() -> None:
     text = HEAD.replace("--ntasks-per-node=1", "--ntasks=1") + ADDRESS
     text += f"srun torchrun --nnodes=2 --nproc_per_node=4 {C10D} --rdzv_endpoint=$M:$SLURM_JOB_ID x.py\n"

@@ -136,10 +136,33 @@ def test_a_finding_names_the_line_of_the_value(tmp_path: Path, before: str, comm
     assert [each.line for each in found(path) if each.rule.id == rule] == [line]
 
 
-def test_one_process_of_accelerate_uses_no_port(tmp_path: Path) -> None:
+ONE_NODE = "#SBATCH -N 1\n#SBATCH -t 9\n#SBATCH -J a\n#SBATCH --gpus-per-node="
+
+
+@needs_namespaces
+@pytest.mark.parametrize(
+    ("text", "rule", "message"),
+    [
+        ("accelerate launch --num_processes 1 train.py", "fixed-port", None),
+        (f"{ONE_NODE}1\naccelerate launch train.py", "fixed-port", None),
+        (f"{ONE_NODE}2\naccelerate launch train.py", "fixed-port", "port 29500 is the same in each job"),
+        # The batch shell has the CPUs of all tasks.
+        (f"{ONE_NODE}2\n#SBATCH -n 8\ntorchrun --nproc_per_node=2 t.py", "no-cpus", None),
+        (f"{ONE_NODE}2\n#SBATCH -n 2\nsrun python t.py", "no-cpus", "the job asks for no CPUs per task"),
+        ("KEY=<your key>\npython t.py", "syntax", "<your key> is to be filled in: syntax error near unexpected token"),
+        ("srun bash -c 'nsys profile -o a\n  --config=a \\\n  python t.py'", "broken-continuation",
+         "no backslash ends the line above, so --config=a is run as a program"),
+        ("A=(\n  --a\n)\ncat <<E\n--a\nE\npython t.py ${A[@]}", "broken-continuation", None),
+        ("STEPS=5\ntorchrun t.py --steps=$STEP", "undefined-variable", "STEP is never set; did you mean STEPS?"),
+        ("STEPS=5\nSTEP=1\ntorchrun t.py --steps=$STEP", "undefined-variable", None),
+        ("export DATA=5\ntorchrun t.py --steps=$STEP", "undefined-variable", None),
+    ],
+)  # fmt: skip
+def test_what_other_scripts_have_shown(tmp_path: Path, text: str, rule: str, message: str | None) -> None:
     path = tmp_path / "job.sbatch"
-    path.write_text("#!/bin/bash\naccelerate launch --num_processes 1 train.py\n", encoding="utf-8")
-    assert "fixed-port" not in {each.rule.id for each in found(path)}
+    path.write_text(f"#!/bin/bash\n{text}\n", encoding="utf-8")
+    messages = [each.message for each in found(path) if each.rule.id == rule]
+    assert [each[: len(message or "")] for each in messages] == ([message] if message else [])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import re
 from collections.abc import Iterator
@@ -176,6 +177,10 @@ def undefined_variable(script: Script, launch: Launch) -> Iterator[Hit]:
         variable = symbol_name(launch.options[name], "?")
         if variable and not variable.startswith("SLURM") and not SET_BY_SHELL.fullmatch(variable):
             yield Hit(f"--{name} uses {variable}, which the script never sets")
+    unread = {name for _, name in script.found.assigned} - set(re.findall(r"\$\{?#?(\w+)", script.text))
+    for variable in {symbol_name(word, "?") for word in launch.program} - {""}:
+        if close := difflib.get_close_matches(variable, sorted(unread), 1, 0.85):
+            yield Hit(f"{variable} is never set; did you mean {close[0]}?")
 
 
 @rule

@@ -93,15 +93,16 @@ def random_per_node(script: Script, launch: Launch) -> Iterator[Hit]:
 @rule
 def fixed_port(script: Script) -> Iterator[Hit]:
     for launch in [] if script.option("exclusive") in ("", "exclusive") else script.found.launches:
-        port = _fixed_port(launch)
+        port = _fixed_port(script, launch)
         if port and (not launch.unsure or port in script.text):  # what one job alone has may be of that job
             yield Hit(f"port {port} is the same in each job", _written(script, launch, re.escape(port)))
 
 
-def _fixed_port(launch: Launch) -> str | None:
+def _fixed_port(script: Script, launch: Launch) -> str | None:
     """Return the port of a launch, if it is the same in each job."""
     given = launch.option(launch.names.port, "rdzv-endpoint")
-    alone = launch.kind == "accelerate" and launch.option("num-processes") == "1" and "multi-gpu" not in launch.options
+    ranks = launch.option("num-processes") or (script.job.gpus_per_node if script.job.nodes == 1 else None)
+    alone = launch.kind == "accelerate" and str(ranks) == "1" and "multi-gpu" not in launch.options
     if launch.kind == "python":
         given = launch.env("MASTER_PORT")
     elif "standalone" in launch.options or alone or (given is None and launch.opaque):

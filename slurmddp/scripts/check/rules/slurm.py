@@ -117,7 +117,8 @@ def cpus_not_inherited(script: Script, launch: Launch) -> Iterator[Hit]:
 def no_cpus(script: Script) -> Iterator[Hit]:
     if _gives(script, "cpus-per-task cpus-per-gpu exclusive mincpus ntasks-per-core extra-node-info cores-per-socket"):
         return
-    found = [each for each in launches(script) if not each.step or "cpus-per-task" not in each.step.options]
+    several = (script.job.tasks_per_node or 1) > 1  # whose CPUs a launch without srun has
+    found = [each for each in launches(script) if not ("cpus-per-task" in each.step.options if each.step else several)]
     if found and (script.job.gpus_per_node or found[0].kind != "python"):
         yield Hit("the job asks for no CPUs per task", found[0].line)
 

@@ -80,6 +80,10 @@ def broken_continuation(script: Script) -> Iterator[Hit]:
             if following.startswith("-"):
                 kind = "a comment" if lines[at] else "an empty line"
                 yield Hit(f"{kind} ends the command, so {following.split()[0]} is lost", at + 1)
+    for each in (one for command in script.commands for one in [command, *script.inside(command)]):
+        word = each.words[0] if each.words and each.line not in skipped else ""
+        if re.match(r"--[a-z][\w-]*(=|$)", word) and lines[each.line - 2][:1] not in ("", "#"):
+            yield Hit(f"no backslash ends the line above, so {word} is run as a program", each.line)
 
 
 @rule
@@ -99,8 +103,10 @@ def syntax(script: Script) -> Iterator[Hit]:
         return
     match = re.search(r"line (\d+): (.*)", done.stderr.decode(errors="replace"))
     line, message = (int(match[1]), match[2]) if match else (1, "bash cannot read the script")
-    if not PLACEHOLDER.search("\n".join(script.lines[max(line - 2, 0) : line + 1])):  # which bash cannot read
-        yield Hit(message, min(line, len(script.lines)))
+    left = PLACEHOLDER.search("\n".join(script.lines[max(line - 2, 0) : line + 1]))  # which bash cannot read
+    if left:
+        message = f"{left[0]} is to be filled in: {message}"
+    yield Hit(message, min(line, len(script.lines)), "warning" if left else None)
 
 
 @rule
