@@ -120,7 +120,7 @@ class Finder:
         added = [len(given) != size and only_named(each.words[0]) for each in given]
         if given and added.count(False) != size:  # a set variable leads to other words
             known = [unify(each, unset=self.unset) for each in columns]
-            return merge(known, [named(each.words[0]) for each in given], UNKNOWN)
+            return merge(known, [named(each.value()) for each in given], UNKNOWN)
         hidden: dict[str, str] = {}
         if columns and shown and shown[0].tasks:
             mine, usual = shown[0].tasks[0].environment, columns[0][0].tasks[0].environment

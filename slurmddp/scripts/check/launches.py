@@ -231,10 +231,12 @@ def srun_options(words: list[str]) -> tuple[list[tuple[str, str]], int, tuple[st
 
 
 def kind_of(name: str, rest: list[str]) -> tuple[str, list[str]]:
-    """(kind, arguments) of a launcher."""
+    """(kind, arguments) of a launcher. -um of python becomes -u -m."""
     if name in _LAUNCHERS:
         kind, behind = _LAUNCHERS[name]
         return kind, rest[len(behind) :]
+    if match := re.fullmatch(r"-([A-Za-z]+)m", rest[0] if rest else ""):
+        rest = [*(f"-{each}" for each in match[1]), "-m", *rest[1:]]
     for at, word in enumerate(rest):
         if word == "-m" and (module := rest[at + 1 : at + 2]) and module[0] in _MODULES:
             return _MODULES[module[0]], rest[at + 2 :]

@@ -33,7 +33,8 @@ EARLY = {"SLURM_PROCID": "7410031", "SLURM_NODEID": "7420033", "SLURM_LOCALID": 
 _SYMBOL = re.compile("\0([^\0]*)\0")
 _UNEXPORTED = re.compile("\0unexported:[^\0]*\0")
 _TOKEN = re.compile("\0[^\0]*\0|[A-Za-z0-9_]+|.", re.DOTALL)
-_GIVEN = re.compile(r"(?:/\.)?@([A-Za-z_]\w*|[0-9])@")
+#: What a variable, or an argument, of the submitting shell is in the imagined job that shows its name.
+GIVEN = re.compile(r"(?:/\.)?@([A-Za-z_]\w*|[0-9])@")
 
 
 def symbol(name: str) -> str:
@@ -196,4 +197,4 @@ def named(word: str, unset: Collection[str] = ()) -> str:
         slurm = name.startswith("SLURM_")
         return "nosuch" if slurm and not SLURM_NAMES.match(name) else "unset" if slurm and name in unset else "?"
 
-    return _GIVEN.sub(lambda match: symbol(f"{kind(match[1])}:{match[1]}"), word)
+    return GIVEN.sub(lambda match: symbol(f"{kind(match[1])}:{match[1]}"), word)

@@ -15,7 +15,7 @@ from slurmddp.records.redact import REDACTED, is_secret_name
 from slurmddp.scripts.check.launches import Launch
 from slurmddp.scripts.check.rules.text import SECRET
 from slurmddp.scripts.check.script import Script
-from slurmddp.scripts.check.values import likely, symbol, symbol_name
+from slurmddp.scripts.check.values import GIVEN, likely, symbol, symbol_name
 from slurmddp.scripts.sandbox.evaluate import HOME, SUBMIT
 
 _SYMBOL = re.compile("\0([^\0]*)\0")
@@ -73,7 +73,7 @@ class Imported:
     def leave(self, line: int, text: str, why: str, *, lost: bool = True, about: str = "") -> None:
         """Say what is not carried over; what looks like a secret in it is not repeated. about: the fact or variable
         that it explains."""
-        words = redacted(_SYMBOL.sub("...", text).split(), self.secrets)
+        words = redacted(_SYMBOL.sub("...", GIVEN.sub(r"$\1", text)).split(), self.secrets)
         self.left.append(Left(line, SECRET.sub(REDACTED, " ".join(words)), why, lost))
         self.named.add(about)
 
@@ -142,8 +142,10 @@ class Imported:
         parts = [part for part in re.split("\0[^\0]*\0", word) if part]
         if option in written[:-1]:
             return written[written.index(option) + 1]
+        open_words = {raw for raw in written if re.search("[$`]", raw)}
         for raw in written:
-            holds = not name and "\0" in word and re.search("[$`]", raw) and all(part in raw for part in parts)
+            holds = not name and "\0" in word and raw in open_words and all(part in raw for part in parts)
+            holds &= bool(parts) or len(open_words) == 1  # else it may be another one
             if holds or (name and re.search(rf"\$\{{?{name}\b|\$[@*]", raw)) or word == raw.strip("'\""):
                 return raw
         return word

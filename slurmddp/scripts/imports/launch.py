@@ -17,7 +17,7 @@ from slurmddp.scripts.check.rules.text import SECRET
 from slurmddp.scripts.check.values import number, symbol, symbol_name
 from slurmddp.scripts.imports.imported import Imported
 from slurmddp.scripts.imports.prepare import COMPUTED, carry_environment, carry_setup, names_in, own_assignments
-from slurmddp.scripts.imports.reader import MEETING, container_of, meets, option_text, program_of, ranks_of
+from slurmddp.scripts.imports.reader import LOGS, MEETING, container_of, meets, option_text, program_of, ranks_of
 from slurmddp.scripts.sandbox.evaluate import Evaluated
 from slurmddp.visible import one_line
 
@@ -160,7 +160,7 @@ def _run_sh(job: Imported, launch: Launch, program: str) -> bool:
     at = next((at for at, word in enumerate(words) if word.strip("'\"").endswith(program)), None)
     if at is None or "\0" in program or not program or launch.command.function:
         return False
-    tail = " ".join([*(["-m"] if at and words[at - 1] in ("-m", "--module") else []), *words[at:]])
+    tail = " ".join([*(["-m"] if at and re.fullmatch(r"-[A-Za-z]*m|--module", words[at - 1]) else []), *words[at:]])
     lines = own_assignments(job, tail, launch.line)
     if lines is None or COMPUTED.search(tail):
         return False
@@ -197,7 +197,8 @@ def _ranks(job: Imported, launch: Launch) -> None:
         ranks = (step.resources.tasks_per_node or 0) if step and not step.fan_out else 1
         if step and "container-image" not in step.options:
             job.set("launch.mode", "srun")
-        if step and (step.resources.gpus_per_task or "gpu-bind" in step.options):
+        bind = (step.options.get("gpu-bind") if step else None) or job.script.option("gpu-bind")
+        if step and bind != "none" and (step.resources.gpus_per_task or "gpu-bind" in step.options):
             job.leave(step.line, "--gpus-per-task, --gpu-bind", "each rank sees all GPUs: choose by LOCAL_RANK")
     else:
         config = _config(job, launch)
@@ -266,7 +267,9 @@ def _options_of_launcher(job: Imported, launch: Launch) -> None:
             job.keys[("environment", "ACCELERATE_MIXED_PRECISION")] = known
         elif launch.kind == "torchrun" and name == "max-restarts" and number(value) is not None:
             job.set("launch.max_restarts", number(value))
-        elif precision or not meets(name):
+        elif name in LOGS:
+            job.leave(launch.line, f"--{name}={value}", "logs are in the run folder: slurmddp logs", lost=False)
+        elif precision or not meets(name, value):
             # The variables of the config file replace those of `environment`.
             why = "set mixed_precision in the config file" if precision and configured else f"option of {launch.kind}"
             about = "ACCELERATE_MIXED_PRECISION" if precision else "options of the launcher"
@@ -298,6 +301,9 @@ def _options_of_srun(job: Imported, launch: Launch) -> None:
             if not same or not tasks:
                 job.leave(launch.line, text, "the step has other limits than the job")
         elif whole == "kill-on-bad-exit=0" or not (
-            name in _OF_SRUN or name.startswith("container") or whole.startswith("export=ALL")
+            name in _OF_SRUN
+            or name.startswith("container")
+            or whole.startswith("export=ALL")
+            or value == job.script.option(name)
         ):  # the run folder has the logs
             job.leave(step.line, text, "option of srun", lost=name not in ("output", "error"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 import shlex
 from collections.abc import Sequence
@@ -10,10 +11,10 @@ from slurmddp.job.job import RESERVED
 from slurmddp.records.redact import is_secret_name
 from slurmddp.scripts.check.launches import Launch
 from slurmddp.scripts.check.shell import Command
-from slurmddp.scripts.check.values import PER_TASK, symbols
+from slurmddp.scripts.check.values import GIVEN, PER_TASK, symbols
 from slurmddp.scripts.imports.imported import Imported
 from slurmddp.scripts.imports.reader import INTERFACES, MEETING, given_by_others, with_whole_paths
-from slurmddp.scripts.sandbox.evaluate import HOME, SUBMIT, USER, Evaluated
+from slurmddp.scripts.sandbox.evaluate import HOME, SUBMIT, USER, Evaluated, Started
 
 VENV = "source $SLURM_SUBMIT_DIR/.venv/bin/activate"  # what `uv run` does
 _SETUP = {"module", "ml", "source", ".", "conda", "mamba", "micromamba", "spack", "ulimit", "pyenv", "mkdir"}
@@ -21,6 +22,7 @@ _NO_SETUP = {"init", "info", "run", "create", "install"}  # of conda, uv and the
 _OF_SHELL = re.compile(r"(unset|umask) |set [-+]\w*a|set [-+]o allexport")
 _PLACES = {SUBMIT: "$SLURM_SUBMIT_DIR", HOME: "$HOME"}
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
+_ABOVE = re.compile(r"/\.user(/|$)")
 _NAME = re.compile(r"\$\{?#?([A-Za-z_]\w*)")
 #: What is another value in each rank, or for a program that a container may lack.
 COMPUTED = re.compile(r"\$\((?!\(|pwd\))|`|\$\{?S?RANDOM|\$\$")
@@ -46,16 +48,28 @@ def carry_setup(job: Imported, launch: Launch, runs: Sequence[Evaluated]) -> lis
         for each in job.script.commands
         if each.line < launch.line and _certain(each) and _OF_SHELL.match(text := " ".join(each.words))
     ]
-    known = set[tuple[str, ...]].intersection(*({each.words for each in run.started} for run in runs))
     for each in runs[0].started:
         first = each.words[1:2]
         wanted = each.name in _SETUP and not _NO_SETUP & set(first)
         wanted &= each.name != "mkdir" or first == ("-p",)  # without it, only one node could make the folder
-        if wanted and not each.step and each.words in known and each.line <= launch.line:
-            text = " ".join(map(_shell_word, with_whole_paths(each)))
+        same = _in_all(each, runs) if wanted and not each.step and each.line <= launch.line else None
+        if same:
+            text = " ".join(map(_shell_word, with_whole_paths(same)))
             hook = first and re.match(r"shell\.|hook", first[0])
             lines.append((each.line, f'eval "$({text})"' if hook else text))
     return [*lines, (launch.line, VENV)] if "uv" in launch.words else lines
+
+
+def _in_all(start: Started, runs: Sequence[Evaluated]) -> Started | None:
+    """Return a command as all jobs start it, with the names of the shell's own variables; None, if one does not."""
+    found = start
+    for run in runs:
+        if not any(each.words == start.words for each in run.started):
+            named = (each for each in run.started if run.job.role and each.line == start.line)
+            same = (each for each in named if tuple(GIVEN.sub("", word) for word in each.words) == start.words)
+            if (found := next(same, found)) is start:
+                return None
+    return found
 
 
 def _certain(command: Command) -> bool:
@@ -66,7 +80,10 @@ def _certain(command: Command) -> bool:
 def _shell_word(word: str) -> str:
     """Return a recorded word for a setup line: the sandbox's folders as what they stand for."""
     plain = re.fullmatch(r"[\w@%+=:,./~^-]+", word)
+    if _ABOVE.match(word) and not re.match(rf"{SUBMIT}(/|$)", word):  # above the folder of submission
+        word = f"{SUBMIT}/{os.path.relpath(word, SUBMIT)}"
     word = word.replace(USER, "$USER") if plain else shlex.quote(word).replace(USER, "'$USER'")
+    word = GIVEN.sub(r'"$\1"' if plain else r"""'"$\1"'""", word)
     if word.strip("'").startswith("/.conda"):
         return f'"$(conda info --base){word.strip(chr(39))[7:]}"'
     return re.sub(rf"^({SUBMIT}|{HOME})(?=/|$)", lambda match: _PLACES[match[1]], word)

@@ -170,7 +170,7 @@ def _launched(job: Imported, run: Evaluated) -> Iterator[Launched]:
             "python": python or (start.name if re.fullmatch(r"python\d\.\d+", start.name) else "python of PATH"),
             "options of the launcher": sorted(
                 f"--{name}={_whole(folder, value) if name == 'config-file' else value}"
-                for name, value in options.items() if not reader.meets(name)
+                for name, value in options.items() if not reader.meets(name, value) and name not in reader.LOGS
             ),
             "ranks per node": _ranks(run, start, kind, options),
             "how ranks start": "srun" if kind == "python" and start.step else "torchrun",
@@ -182,6 +182,7 @@ def _launched(job: Imported, run: Evaluated) -> Iterator[Launched]:
             variables["ACCELERATE_MIXED_PRECISION"] = precision
         for name, value in facts.items():
             facts[name] = job.real(value) if isinstance(value, str) else tuple(map(job.real, value))
+        facts["binds"] = tuple(sorted(facts["binds"]))
         yield Launched(start, facts, variables)
 
 
@@ -205,7 +206,9 @@ def _ranks(run: Evaluated, start: Started, kind: str, options: Mapping[str, str]
         return _BY_CONFIG
     given = {"nproc-per-node": start.environment.get("PET_NPROC_PER_NODE", "1"), **options}
     count = reader.ranks_of(kind, given.get)
-    count = str(run.job.gpus) if count in ("gpu", "auto") else count
+    count = str(run.job.gpus) if count in ("gpu", "auto") or (count is None and run.job.gpus == 1) else count
+    if count is None:
+        return f"those of {start.name} by default"
     return f"{count}" + (f" in each of {tasks // nodes} launchers" if tasks // nodes > 1 else "")
 
 
@@ -264,18 +267,19 @@ def _variables(job: Imported, their: Launched, mine: Sequence[Launched], plan: P
 def _others(job: Imported, theirs: Evaluated, ours: Evaluated, main: Sequence[Started]) -> None:
     """Leave each program that the script starts beside the launch and the job file does not."""
     known = {_words(job, each) for each in ours.started}
-    explained = {each.line for each in job.left if each.lost}
     venv = VENV in job.keys.get(("setup",), [])
     for each in theirs.started:
         around = each.name in _TRANSPARENT or (venv and each.words[:2] == ("uv", "run") and each.words[2][:1] != "-")
         if each.name in SIF_PROGRAMS:  # with a program behind the image
             around = reader.container_of(each.words, {}).image not in ("", each.words[-1])
-        if any(each is one for one in main) or around or _words(job, each) in known or each.line in explained:
+        said = any(one.lost and one.line == each.line and each.name in one.text for one in job.left)
+        if any(each is one for one in main) or around or _words(job, each) in known or said:
             continue
-        explained.add(each.line)
         if not _only_prints(job, each):
             front = any(each.words[-len(one.words) :] == one.words for one in main)
             text = " ".join(each.words[: len(each.words) - len(main[0].words)] if front else each.words)
+            if text == str(theirs.job.unknown):  # the text of a file that is not here
+                text = job.script.lines[each.line - 1].strip()
             job.leave(each.line, job.real(text), "in front of the launch" if front else "the script also starts this")
 
 

@@ -22,6 +22,8 @@ MEETING = re.compile(
     r"NPROC_PER_NODE"
 )
 _GIVEN = re.compile(r"(SLURM|SLURMDDP_|SANDBOX|PET_|TORCHELASTIC_|SBATCH_|SRUN_)\w*|HOSTNAME|PWD")
+#: Options of a launcher that decide only where the output of the ranks goes: the run folder has it.
+LOGS = {"tee", "redirects", "log-dir", "role", "local-ranks-filter"}
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")  # which network.interface sets
 _BINDS = ("-B", "--bind")
 _OF_SITE = ("--nv", "--rocm", "--env")  # options that its profile chooses; the recorded launch has the variables
@@ -30,9 +32,9 @@ _LONG = {"-e": "--cleanenv", "-c": "--contain", "-C": "--containall"}
 _WORDS_OF_FILES = {"source": 1, ".": 1, "mkdir": 10**6}
 
 
-def meets(option: str) -> bool:
+def meets(option: str, value: str = "") -> bool:
     """Return whether an option of a launcher is only about how its ranks find each other, or has a key."""
-    return _OPTIONS_OF_MEETING.fullmatch(option) is not None
+    return any(map(_OPTIONS_OF_MEETING.fullmatch, (option, f"{option}={value}")))
 
 
 def given_by_others(name: str) -> bool:
@@ -121,4 +123,7 @@ def with_whole_paths(start: Started) -> list[str]:
     """Return the words of a command that prepares a shell, with its files as paths from the root."""
     files = _WORDS_OF_FILES.get(start.name, 0)
     pairs = enumerate(start.words)
-    return [os.path.join(start.folder, word) if 0 < at <= files and word[:1] != "-" else word for at, word in pairs]
+    return [
+        os.path.normpath(os.path.join(start.folder, word)) if 0 < at <= files and word[:1] != "-" else word
+        for at, word in pairs
+    ]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from slurmddp.errors import UserError
 from slurmddp.job.job import Resources
 from slurmddp.job.resolve import Request
+from slurmddp.job.sensitive import redacted
 from slurmddp.launch.named_file import JOB_SUFFIXES, job_name
 from slurmddp.launch.prepare import Prepared, prepare
 from slurmddp.launch.schemas import schema_file
@@ -107,6 +108,9 @@ def import_script(path: Path, site: str | None, shown: str) -> JobText:
     if prepared and launch:
         prove(job, launch.line, runs, prepared)
     none = "no launch of torchrun, accelerate, deepspeed or python was found: set train.script"
+    if runs and (last := next((each for each in reversed(runs[0].started) if each.name != "srun"), None)):
+        name = redacted([job.real(last.words[0])], job.secrets)[0]
+        none += f". The last program that the script starts: {name} (line {_origin(job, last.line)})"
     problems = [*([] if launch else [none]), *refused, *missing]
     if not runs:
         job.leave(1, "the whole script", "not proven: bash could not evaluate it here (no user namespaces, or no end)")

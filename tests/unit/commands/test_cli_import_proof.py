@@ -122,6 +122,14 @@ SCRIPTS: list[tuple[str, list[str] | None, dict[str, Any]]] = [
     ("setsid -f redis-server\nsrun python t.py", None, {}),
     ("srun --kill-on-bad-exit=0 python t.py", None, {}),
     ("export SRUN_CPUS_PER_TASK=3\nsrun python t.py", None, {}),
+    ("cd ..\nsource setup.sh\nsrun python t.py", [],
+     {"workdir": "..", "setup": ["source $SLURM_SUBMIT_DIR/../setup.sh"]}),
+    ("source $CODE_HOME/env.sh\nsrun python t.py", [], {"setup": ['source "$CODE_HOME"/env.sh']}),
+    ("#SBATCH --gpus-per-task=1 --gpu-bind=none\nsrun python t.py", [], {}),
+    ("#SBATCH --comment=books\nsrun --comment=books python t.py", [], {}),
+    ("srun --ntasks-per-node=1 torchrun --nproc_per_node=4 --tee 3 --role=a t.py", [], {}),
+    ("srun python -um t", [], {"module": "t"}),
+    ("srun python -Bum t $SLURM_JOB_ID", [], {"module": "run.sh"}),
 ]  # fmt: skip
 
 
@@ -139,7 +147,8 @@ def test_an_import_is_the_same_training_or_refused(
     elif shown.code == 0:
         job = yaml.safe_load(shown.out)
         train = job["train"]
-        assert (train["script"].rpartition("/")[2], train.get("args", [])) == ("t.py", args)
+        program = train.get("module") or train["script"].rpartition("/")[2]
+        assert (program, train.get("args", [])) == (keys.get("module", "t.py"), args)
         assert job.get("environment", {}) == keys.get("environment", {})
         assert train.get("workdir", "") == keys.get("workdir", "")
         assert job.get("setup", []) in (keys.get("setup", []), ["unset A"])
