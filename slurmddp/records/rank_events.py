@@ -297,7 +297,7 @@ class Finished(NamedTuple):
 
 OF_RANKS = (
     RankStarted, RanksStopped, RankExited, NotForked, NotWarm, NotEncrypted, ImageNotProtected, AgentPaused, Forged,
-    Started, WeightsLoaded, CheckpointRejected, Resumed, Ready, FirstStep, StepSkipped, Evaluated, CheckpointSaved, CheckpointFailed, StragglerBegins, StragglerEnds,
-    LinksProbed, Profiled, Hang, HangReported, HangOver, NoProcessGroup, Restarted, KeepingSave, SaveKept,
-    ProcessGroupMade, Error, Stopping, Timing, Finished,
+    Started, WeightsLoaded, CheckpointRejected, Resumed, Ready, FirstStep, StepSkipped, Evaluated, CheckpointSaved,
+    CheckpointFailed, StragglerBegins, StragglerEnds, LinksProbed, Profiled, Hang, HangReported, HangOver,
+    NoProcessGroup, Restarted, KeepingSave, SaveKept, ProcessGroupMade, Error, Stopping, Timing, Finished,
 )  # fmt: skip
