@@ -17,7 +17,7 @@ class Apptainer(Container):
     node_part = """\
 # --- the container
 container=(
-  "${starter[@]}" "$code" container "$scratch/image" "$image" # keeps the image mounted at Slurm's SIGTERM
+  "${starter[@]}" "$code" container "$scratch/$SLURMDDP_RENDEZVOUS_ID/image" "$image" # stays mounted at SIGTERM
   {{ c.executable | quote }} exec\
 {% if c.contained %} --workdir "$scratch/$SLURMDDP_RENDEZVOUS_ID"{% endif %}\
 {% for option in c.options %} {{ option | quote }}{% endfor %} --pwd "$workdir"

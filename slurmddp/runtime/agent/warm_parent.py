@@ -27,6 +27,7 @@ from slurmddp.runtime.agent.forking_template import load, quiet_fork, show
 _OF_ATTEMPT = (
     *("SLURM", "PMI", "NCCL_", "GLOO_", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "SHLVL"),
     *("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+    *("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"),  # where image_mount.py has mounted the same image
 )
 #: Seconds between two looks for a signal.
 _LOOK = 1.0

@@ -42,7 +42,7 @@ source "${facts%%$'\x1f'*}/slurmddp/shell/node.sh"
 
 # --- the container
 container=(
-  "${starter[@]}" "$code" container "$scratch/image" "$image" # keeps the image mounted at Slurm's SIGTERM
+  "${starter[@]}" "$code" container "$scratch/$SLURMDDP_RENDEZVOUS_ID/image" "$image" # stays mounted at SIGTERM
   singularity exec --workdir "$scratch/$SLURMDDP_RENDEZVOUS_ID" --rocm --containall --pwd "$workdir"
   "${devices[@]}"
   --bind "$run:$run:rw" --bind "$cache:$cache:rw" --bind "$scratch:$scratch:rw" "${binds[@]}"

@@ -37,7 +37,7 @@ source "${facts%%$'\x1f'*}/slurmddp/shell/node.sh"
 
 # --- the container
 container=(
-  "${starter[@]}" "$code" container "$scratch/image" "$image" # keeps the image mounted at Slurm's SIGTERM
+  "${starter[@]}" "$code" container "$scratch/$SLURMDDP_RENDEZVOUS_ID/image" "$image" # stays mounted at SIGTERM
   apptainer exec --nv --pwd "$workdir"
   --bind "$run:$run:rw" --bind "$scratch:$scratch:rw" "${binds[@]}"
   "$image"
