@@ -25,7 +25,7 @@ _OF_LOGIN = re.compile(r"\w*(HOME|USER|LOGNAME|SCRATCH|WORK|PROJECT)")
 #: Folders of another user, patterns, and the temporary folder, which differs between this machine and the nodes.
 _UNKNOWN = re.compile(r"-|~[^/]|.*([*?\[]|\{[^{}]*,|\$\{\w*(TMP|TEMP))")
 _USER_IN_URL = re.compile(r"://[^/\s@:]+:[^/\s@$]+@")
-_ABOVE = re.compile(r"/\.user(/\d)*(?![\w.])")
+ABOVE = re.compile(r"/\.user(/\d)*(?![\w.])")
 
 
 def shown_variable(name: str, *, prepared: bool = False) -> bool:
@@ -108,7 +108,7 @@ class Imported:
         names = [name.partition(":")[2] if name.startswith("?:") else "" for name in parts[1::2]]
         if not all(names) or any(name.startswith("SLURM") and name != "SLURM_SUBMIT_DIR" for name in names):
             return None
-        if _ABOVE.match(parts[0]):  # above the folder of submission
+        if ABOVE.match(parts[0]):  # above the folder of submission
             parts[0] = os.path.relpath(parts[0], SUBMIT)
         home = "~/" if re.match("~(/|$)", parts[0]) else ""  # which the job file expands as bash does
         parts[0] = parts[0][len(home) :] if home else parts[0]

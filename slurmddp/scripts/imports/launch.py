@@ -205,7 +205,7 @@ def _ranks(job: Imported, launch: Launch) -> None:
         told = ranks_of(launch.kind, lambda name: config.get(name) if (own := launch.option(name)) is None else own)
         one = told is None and launch.kind == "torchrun" and not launch.opaque  # torchrun's default
         ranks = 1 if one else number(told) or 0
-    old = "torch.distributed.launch" in launch.command.words and "use-env" not in launch.options
+    old = "torch.distributed.launch" in launch.words and "use-env" not in launch.options
     if launch.kind == "deepspeed" or old:
         job.leave(launch.line, launch.name, "gives the program --local_rank; slurmddp sets LOCAL_RANK only")
     if ranks and ranks != job.script.job.gpus_per_node:

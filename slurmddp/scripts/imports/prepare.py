@@ -12,7 +12,7 @@ from slurmddp.records.redact import is_secret_name
 from slurmddp.scripts.check.launches import Launch
 from slurmddp.scripts.check.shell import Command
 from slurmddp.scripts.check.values import GIVEN, PER_TASK, symbols
-from slurmddp.scripts.imports.imported import Imported
+from slurmddp.scripts.imports.imported import ABOVE, Imported
 from slurmddp.scripts.imports.reader import INTERFACES, MEETING, given_by_others, with_whole_paths
 from slurmddp.scripts.sandbox.evaluate import HOME, SUBMIT, USER, Evaluated, Started
 
@@ -22,7 +22,6 @@ _NO_SETUP = {"init", "info", "run", "create", "install"}  # of conda, uv and the
 _OF_SHELL = re.compile(r"(unset|umask) |set [-+]\w*a|set [-+]o allexport")
 _PLACES = {SUBMIT: "$SLURM_SUBMIT_DIR", HOME: "$HOME"}
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
-_ABOVE = re.compile(r"/\.user(/|$)")
 _NAME = re.compile(r"\$\{?#?([A-Za-z_]\w*)")
 #: What is another value in each rank, or for a program that a container may lack.
 COMPUTED = re.compile(r"\$\((?!\(|pwd\))|`|\$\{?S?RANDOM|\$\$")
@@ -80,7 +79,7 @@ def _certain(command: Command) -> bool:
 def _shell_word(word: str) -> str:
     """Return a recorded word for a setup line: the sandbox's folders as what they stand for."""
     plain = re.fullmatch(r"[\w@%+=:,./~^-]+", word)
-    if _ABOVE.match(word) and not re.match(rf"{SUBMIT}(/|$)", word):  # above the folder of submission
+    if ABOVE.match(word) and not re.match(rf"{SUBMIT}(/|$)", word):  # above the folder of submission
         word = f"{SUBMIT}/{os.path.relpath(word, SUBMIT)}"
     word = word.replace(USER, "$USER") if plain else shlex.quote(word).replace(USER, "'$USER'")
     word = GIVEN.sub(r'"$\1"' if plain else r"""'"$\1"'""", word)

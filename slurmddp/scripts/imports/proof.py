@@ -272,7 +272,8 @@ def _others(job: Imported, theirs: Evaluated, ours: Evaluated, main: Sequence[St
         around = each.name in _TRANSPARENT or (venv and each.words[:2] == ("uv", "run") and each.words[2][:1] != "-")
         if each.name in SIF_PROGRAMS:  # with a program behind the image
             around = reader.container_of(each.words, {}).image not in ("", each.words[-1])
-        said = any(one.lost and one.line == each.line and each.name in one.text for one in job.left)
+        name = each.words[1] if each.name == "source" and each.words[1:] else each.name
+        said = any(one.lost and one.line == each.line and name in one.text for one in job.left)
         if any(each is one for one in main) or around or _words(job, each) in known or said:
             continue
         if not _only_prints(job, each):

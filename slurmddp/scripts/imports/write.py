@@ -109,8 +109,10 @@ def import_script(path: Path, site: str | None, shown: str) -> JobText:
         prove(job, launch.line, runs, prepared)
     none = "no launch of torchrun, accelerate, deepspeed or python was found: set train.script"
     if runs and (last := next((each for each in reversed(runs[0].started) if each.name != "srun"), None)):
-        name = redacted([job.real(last.words[0])], job.secrets)[0]
-        none += f". The last program that the script starts: {name} (line {_origin(job, last.line)})"
+        unread = last.words[0] == str(runs[0].job.unknown)  # the text of a file that is not here
+        words = job.script.lines[last.line - 1].split() if unread else [job.real(last.words[0])]
+        text = " ".join(redacted(words, job.secrets))
+        none += f". The last program that the script starts: {text} (line {_origin(job, last.line)})"
     problems = [*([] if launch else [none]), *refused, *missing]
     if not runs:
         job.leave(1, "the whole script", "not proven: bash could not evaluate it here (no user namespaces, or no end)")

@@ -295,6 +295,8 @@ def test_what_a_task_cannot_be_is_said(cli: Cli, desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("text", "missing"),
     [("hostname\n", "no launch of torchrun, accelerate, deepspeed or python was found"),
+     ("srun ./a.sh\n", "The last program that the script starts: ./a.sh"),
+     ("bash /a/b.sh\n", "The last program that the script starts: bash /a/b.sh"),
      ("torchrun $PROGRAM\n", "train"), ("srun my_program\n", "no launch"),
      ("exit 0\nsrun torchrun t.py\n", "no launch"),
      ("f() { srun torchrun t.py; }\n", "no launch")],
@@ -344,8 +346,12 @@ def test_a_launch_that_can_be_read_renders(cli: Cli, desk: Desk) -> None:
         ("srun --gpu-bind=closest shifter python t.py", "shifter  ->  in front of the launch"),
         ("srun nsys profile -o /x/r -t none python t.py", "nsys profile -o /x/r -t none  ->  in front of"),
         ("bash /a/b.sh; srun torchrun t.py", "bash /a/b.sh"),
+        (
+            'L="python -m torch.distributed.launch"\nsrun bash -c "$L t.py"',
+            "python  ->  gives the program --local_rank",
+        ),
         ('srun torchrun --rdzv_id=$SLURM_JOB_ID t.py "$1" "${@:2}"', "arguments: $1 $2  ->  the job file has: "),
-        ("srun deepspeed t.py", "deepspeed  ->  gives the program --local_rank"),
+        ("srun deepspeed t.py", "deepspeed  ->  gives the program"),
         ("timeout 50m srun torchrun t.py", "timeout 50m srun  ->  in front of the launch"),
         ("srun torchrun t.py > out.txt", "standard output: "),
         ("srun torchrun t.py < in.txt", "standard input: "),

@@ -247,7 +247,7 @@ def fixed_port(draft: Draft, finding: Finding, launch: Launch) -> Iterator[Draft
     meets = {"rdzv-endpoint", "rdzv-backend", "master-addr", "master-port"} & launch.options.keys()
     alone = draft.script.job.nodes == 1 and (launch.option("nnodes") or "1") == "1"
     if launch.kind == "torchrun" and alone and not meets:
-        old = "torch.distributed.launch" in launch.command.words  # which has --standalone since PyTorch 1.9
+        old = "torch.distributed.launch" in launch.words  # which has --standalone since PyTorch 1.9
         yield from behind_launcher(draft, launch, f" --master_port={PORT}" if old else " --standalone")
     for place in option(draft, launch, "rdzv-endpoint"):
         if ":" not in place[1][2]:

@@ -103,7 +103,8 @@ def syntax(script: Script) -> Iterator[Hit]:
         return
     match = re.search(r"line (\d+): (.*)", done.stderr.decode(errors="replace"))
     line, message = (int(match[1]), match[2]) if match else (1, "bash cannot read the script")
-    left = PLACEHOLDER.search("\n".join(script.lines[max(line - 2, 0) : line + 1]))  # which bash cannot read
+    near = [*script.lines[line - 1 : line + 1], *script.lines[max(line - 2, 0) : line - 1]]
+    left = PLACEHOLDER.search("\n".join(near))  # which bash cannot read
     if left:
         message = f"{left[0]} is to be filled in: {message}"
     yield Hit(message, min(line, len(script.lines)), "warning" if left else None)
