@@ -197,8 +197,8 @@ def _ranks(job: Imported, launch: Launch) -> None:
         ranks = (step.resources.tasks_per_node or 0) if step and not step.fan_out else 1
         if step and "container-image" not in step.options:
             job.set("launch.mode", "srun")
-        bind = (step.options.get("gpu-bind") if step else None) or job.script.option("gpu-bind")
-        if step and bind != "none" and (step.resources.gpus_per_task or "gpu-bind" in step.options):
+        binds = {step.options.get("gpu-bind") if step else None, job.script.option("gpu-bind")} - {None}
+        if step and binds != {"none"} and (step.resources.gpus_per_task or "gpu-bind" in step.options):
             job.leave(step.line, "--gpus-per-task, --gpu-bind", "each rank sees all GPUs: choose by LOCAL_RANK")
     else:
         config = _config(job, launch)
