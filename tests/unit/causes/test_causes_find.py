@@ -77,8 +77,7 @@ def test_tasks_that_srun_ended_after_one_that_failed_are_no_cause(logs: Judge) -
 
 def test_texts_are_plain(logs: Judge) -> None:
     assert (
-        logs(node1="[rank0]: ValueError: \x1b[31mred\x00\u202e\x9b" + "x" * 900).text
-        == "ValueError: [31mred" + "x" * 376
+        logs(node1="[rank0]: ValueError: \x1b[31mred\x00\u202e\x9b" + "x" * 900).text == "ValueError: red" + "x" * 380
     )
     assert logs(node1="", srun_err="srun: error: no\x1bde: task 1: Killed\n").node == "node"
     assert events.raised(0, "n", "OSError", "\x07a\udc80b \nmore").text == "OSError: ab"

@@ -128,7 +128,7 @@ TABLE: dict[str, tuple[Texts, str]] = {
     "lines that end as on Windows": ({"node1.log": b"[rank3]: ValueError: boom\r\nKeyboardInterrupt\r\n"}, BOOM),
     "bytes that are no text": (
         {"node1.log": b"\xff\x00\n[rank3]: ValueError: b\xff\x1b[31mo\xc3\xa4\n"},
-        "3 node1 ValueError: b[31moä",
+        "3 node1 ValueError: boä",
     ),
     "a rank of many digits": ({"node1.log": b"[rank0000000012]: ValueError: x\n"}, "- node1 ValueError: x"),
     "a rank with zeros": ({"node1.log": b"[rank007]: ValueError: x\n"}, "7 node1 ValueError: x"),
