@@ -33,8 +33,8 @@ class NotWarm(NamedTuple):
     why: str
 
 
-class StoreOpen(NamedTuple):
-    """the store between the nodes is open to others (network.store_tls)"""
+class NotEncrypted(NamedTuple):
+    """the store between the nodes has no TLS (network.store_tls)"""
 
     why: str
 
@@ -296,7 +296,7 @@ class Finished(NamedTuple):
 
 
 OF_RANKS = (
-    RankStarted, RanksStopped, RankExited, NotForked, NotWarm, StoreOpen, ImageNotProtected, AgentPaused, Forged,
+    RankStarted, RanksStopped, RankExited, NotForked, NotWarm, NotEncrypted, ImageNotProtected, AgentPaused, Forged,
     Started, WeightsLoaded, CheckpointRejected, Resumed, Ready, FirstStep, StepSkipped, Evaluated, CheckpointSaved,
     CheckpointFailed, StragglerBegins, StragglerEnds, LinksProbed, Profiled, Hang, HangReported, HangOver,
     NoProcessGroup, Restarted, KeepingSave, SaveKept, ProcessGroupMade, Error, Stopping, Timing, Finished,

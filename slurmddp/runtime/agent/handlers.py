@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from slurmddp.records import next_save
 from slurmddp.records.address import is_loopback
-from slurmddp.records.rank_events import RanksStopped, StoreOpen
+from slurmddp.records.rank_events import NotEncrypted, RanksStopped
 from slurmddp.runtime import torch_private
 from slurmddp.runtime.agent import stores
 from slurmddp.runtime.agent.signed import SignedBackend, SignedStore
@@ -52,7 +52,7 @@ def register(key: Key, events: Events, folder: RunFolder, environ: Mapping[str, 
 
     def handler(name: str, make: Callable[..., RendezvousHandler], parameters: RendezvousParameters) -> "Handler":
         if key.why and parameters.max_nodes > 1:
-            events.write(StoreOpen(key.why))
+            events.write(NotEncrypted(key.why))
         return Handler(name, make(parameters, key), parameters, events, folder.stop, saves, key.pair)
 
     for name, make in ((C10D, _c10d), (STATIC, _static)):
@@ -135,8 +135,6 @@ class Handler(RendezvousHandler):
             address = stores.resolve(name, 0)
             served = stores.serve(address, 0, _RANKS_TIMEOUT, several_nodes=several, pair=self._pair)
             self._ranks_store, self._tunnel = served.store, served.tunnel
-            if self._tunnel and self._tunnel.is_open:
-                self._events.write(StoreOpen("users of this node reach it: its kernel refuses a filter on the port"))
             checkpoint = self._saves.before_start() if self._saves else ""
             store.set(_RANKS_STORE, json.dumps([name, served.port, checkpoint]))
         name, port, os.environ[CHECKPOINT] = json.loads(store.get(_RANKS_STORE))

@@ -2,15 +2,14 @@
 
     rank or agent -> loopback port of this node's agent -> TLS -> head's agent -> gate -> store
 
-Both ends of TLS show the run's certificate and accept no other one. A loopback port serves programs of this user
-only, and where the kernel can, it lets only this process connect with the store itself. Everything runs in one thread
-of the agent, so that all connections close with it.
+Both ends of TLS show the run's certificate and accept no other one. A loopback port serves programs of this user only,
+and the store itself accepts connections of this process only. Everything runs in one thread of the agent, so that all
+connections close with it.
 """
 
 import array
 import asyncio
 import functools
-import resource
 import socket
 import ssl
 import struct
@@ -25,7 +24,6 @@ from slurmddp.shared.peer import distrust
 LOOPBACK = "127.0.0.1"
 #: Where this user's programs on the head reach the store, at the port that the store has on LOOPBACK.
 _FRONT = "127.0.0.2"
-_FILES = 1 << 16
 _BACKLOG = 4096  # a connection for each rank, at once
 _HANDSHAKE, _CONNECT = 60.0, 10.0  # seconds
 _RETRY = 0.2  # seconds until the next look for a head that does not listen yet
@@ -47,14 +45,11 @@ def context(pair: str, *, server: bool) -> ssl.SSLContext:
 
 
 class Gate:
-    """A store's listener, to which the kernel lets connections of this object only. is_open: it refuses to do so."""
+    """A store's listener, to which the kernel lets connections of this object only."""
 
     def __init__(self, listener: socket.socket) -> None:
-        self._listener, self.is_open = listener.dup(), False
-        try:
-            self._let(0)
-        except PermissionError:  # for ordinary users; seen with Linux 6.18 of a cloud
-            self.is_open = True
+        self._listener = listener.dup()
+        self._let(0)
 
     def connect(self) -> socket.socket:
         """Raises OSError."""
@@ -77,8 +72,6 @@ class Gate:
 
     def _let(self, port: int) -> None:
         """Drop each SYN that is not from this port: linux/filter.h, on the TCP header."""
-        if self.is_open:
-            return
         flags = ((0x30, 0, 0, 13), (0x54, 0, 0, 0x12), (0x15, 0, 3, 0x02))  # no SYN, or SYN and ACK: keep
         source = ((0x28, 0, 0, 0), (0x15, 1, 0, port))
         program = (*flags, *source, (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))  # the others: drop; keep
@@ -90,11 +83,10 @@ class Gate:
 class Tunnel:
     """Accepts connections, until `close`, and connects each one with the store or with the head.
 
-    local: where this node's programs reach the store. is_open: other users of the head reach it past this.
+    local: where this node's programs reach the store.
     """
 
     local: tuple[str, int]
-    is_open = False
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,11 +99,7 @@ class Tunnel:
 
         Returns itself. Raises OSError.
         """
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft < (most := min(hard, _FILES)):  # three for each connection; often the soft limit is 1024
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         gate = Gate(inside)
-        self.is_open = gate.is_open
         front = listen(_FRONT, inside.getsockname()[1])
         server, onward = context(pair, server=True), functools.partial(self._to_store, gate)
         self._closed += [gate, outside, front]

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.run import create
 from slurmddp.sites.catalogue import Catalogue
 from tests.checkpoints import make_checkpoint
 from tests.helpers import ROOT, SHELL, SIF, Desk, Result
@@ -368,35 +367,6 @@ def test_the_resolved_job_can_be_submitted_as_it_stands(ready: Desk, cli: Cli) -
     run = only_run(ready)
     again = cli("submit", str(run / "job.yaml"), "--dry-run", "--json")
     assert json.loads(again.out)["scripts"]["job.sh"] == (run / "job.sh").read_text()
-
-
-# --- key pairs
-
-
-@pytest.mark.parametrize(("asked", "code"), [("null", 0), ("true", 2)])
-def test_without_openssl_a_run_has_no_tls_and_says_so_or_is_refused(
-    ready: Desk, cli: Cli, monkeypatch: pytest.MonkeyPatch, asked: str, code: int
-) -> None:
-    monkeypatch.setattr(create, "_PAIR", ("absent-openssl",))
-    ready.program("sbatch", "#!/bin/bash\necho 4711\n")
-    done = cli("submit", "job.yaml", "--json", "--set", f"network.store_tls={asked}")
-    why = "this machine has no openssl to make a key pair with"
-    assert done.code == code, done.err
-    if code:
-        assert f"network.store_tls is true, but {why}" in done.err and "4711" not in done.out
-        return
-    answer = json.loads(done.out)
-    assert [text for text in answer["warnings"] if why in text] != []
-    assert (Path(answer["run_folder"]) / "rendezvous.pem").read_text() == why
-
-
-@pytest.mark.parametrize("option", ["network.store_tls=false", "resources.nodes=1", "launch.mode=srun"])
-def test_a_run_without_use_for_a_key_pair_has_none(ready: Desk, cli: Cli, option: str) -> None:
-    ready.program("sbatch", "#!/bin/bash\necho 4711\n")
-    what = ("train.py", "--site", "gpus", "--image", "image.sif", "--nodes", "2") if "srun" in option else ("job.yaml",)
-    done = cli("submit", *what, "--json", "--set", option)
-    assert done.code == 0, done.err
-    assert not (Path(json.loads(done.out)["run_folder"]) / "rendezvous.pem").exists()
 
 
 # --- render, plan, explain, init, sites
