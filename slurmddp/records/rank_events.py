@@ -33,12 +33,6 @@ class NotWarm(NamedTuple):
     why: str
 
 
-class NotEncrypted(NamedTuple):
-    """the store between the nodes has no TLS (network.store_tls)"""
-
-    why: str
-
-
 class ImageNotProtected(NamedTuple):
     """Slurm's SIGTERM would end the image's mount and the node's ranks"""
 
@@ -296,7 +290,7 @@ class Finished(NamedTuple):
 
 
 OF_RANKS = (
-    RankStarted, RanksStopped, RankExited, NotForked, NotWarm, NotEncrypted, ImageNotProtected, AgentPaused, Forged,
+    RankStarted, RanksStopped, RankExited, NotForked, NotWarm, ImageNotProtected, AgentPaused, Forged,
     Started, WeightsLoaded, CheckpointRejected, Resumed, Ready, FirstStep, StepSkipped, Evaluated, CheckpointSaved,
     CheckpointFailed, StragglerBegins, StragglerEnds, LinksProbed, Profiled, Hang, HangReported, HangOver,
     NoProcessGroup, Restarted, KeepingSave, SaveKept, ProcessGroupMade, Error, Stopping, Timing, Finished,

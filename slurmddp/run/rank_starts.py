@@ -16,7 +16,6 @@ from slurmddp.records.rank_events import (
     Hang,
     ImageNotProtected,
     NoProcessGroup,
-    NotEncrypted,
     NotForked,
     NotWarm,
     ProcessGroupMade,
@@ -43,7 +42,6 @@ _WITHOUT = {
     NotForked: "recovery.fork: no forked ranks",
     NotWarm: "recovery.spares_warm: no warm agent",
     NoStandby: "recovery.standby: no other node can replace job.sh",
-    NotEncrypted: "network.store_tls: no TLS between the nodes' stores",
     ImageNotProtected: "scancel and requeues leave the ranks no time to save: Slurm's SIGTERM ends the image's mount",
 }
 #: What `restarted` says of a start of a script of the user's own.
@@ -198,7 +196,7 @@ def without_notices(events: Iterable[Event]) -> tuple[str, ...]:
     """Return a text for each reason for which nodes did without one of these, with the nodes."""
     nodes: dict[tuple[str, str], set[str]] = {}
     for event in events:
-        if isinstance(event.facts, NotForked | NotWarm | NoStandby | NotEncrypted | ImageNotProtected):
+        if isinstance(event.facts, NotForked | NotWarm | NoStandby | ImageNotProtected):
             what = _WITHOUT[type(event.facts)]
             nodes.setdefault((what, event.facts.why), set()).add(event.node or "an unknown node")
     return tuple(f"{what} on {', '.join(sorted(on))}: {why}" for (what, why), on in nodes.items())

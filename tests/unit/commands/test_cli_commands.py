@@ -377,10 +377,9 @@ def test_render_writes_all_files(ready: Desk, cli: Cli) -> None:
     assert done.code == 0, done.err
     names = {"job.sh", "node.sh", "job.yaml", "job.json", "site.yaml", "image.def"}
     # The code and the key beside them are for clusters without Slurm (`check --per-node`).
-    written = {*names, "code", "rendezvous.key", "rendezvous.pem", "logs", "markers", "checkpoints"}
+    written = {*names, "code", "rendezvous.key", "logs", "markers", "checkpoints"}
     assert {path.name for path in (ready.project / "out").iterdir()} == written
     key = ready.project / "out/rendezvous.key"
-    assert (ready.project / "out/rendezvous.pem").stat().st_mode & 0o777 == 0o600
     assert key.stat().st_mode & 0o777 == 0o600 and key.read_text().strip() not in done.out
     assert {path.name for path in (ready.project / "out/code").iterdir()} == {"python.sh", "slurmddp.zip"}
     assert {line.removeprefix("out/") for line in done.out.splitlines()} == {*names, "code/slurmddp.zip"}

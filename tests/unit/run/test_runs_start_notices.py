@@ -51,9 +51,6 @@ def test_each_reason_for_fresh_ranks_is_told_once_with_its_nodes() -> None:
     assert without_notices(typed({"event": "not_warm", "node": "node1", "why": "it has ended"})) == (
         "recovery.spares_warm: no warm agent on node1: it has ended",
     )
-    assert without_notices(typed({"event": "not_encrypted", "node": "node1", "why": "no openssl"})) == (
-        "network.store_tls: no TLS between the nodes' stores on node1: no openssl",
-    )
 
 
 def test_nodes_that_send_no_heartbeats_are_told() -> None:
