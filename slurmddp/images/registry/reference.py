@@ -60,7 +60,7 @@ def parse_reference(text: str) -> Reference:
             raise _wrong(text, "has an invalid digest", "a digest is sha256: and 64 characters of 0-9 a-f")
     registry, path = DOCKER_HUB, rest
     first, slash, behind = rest.partition("/")  # the first part is a registry if no Docker Hub name begins with it
-    if slash and (any(mark in first for mark in ".:[") or first == "localhost" or first != first.lower()):
+    if slash and _is_no_hub_name(first):
         registry, path = canonical_registry(first), behind
     name, colon, tag = path.partition(":")
     if colon and not _TAG.fullmatch(tag):
@@ -85,9 +85,14 @@ def is_digest(text: object) -> bool:
 
 
 def canonical_registry(host: str) -> str:
-    """The one name of a registry that has several: docker.io for Docker Hub; host names in lower case."""
+    """The one name of a registry that has several: docker.io for Docker Hub; host names in lower case, where that is
+    not read as a name on Docker Hub."""
     lower = host.lower()
-    return DOCKER_HUB if lower in _HUB_NAMES else lower
+    return DOCKER_HUB if lower in _HUB_NAMES else lower if _is_no_hub_name(lower) else host
+
+
+def _is_no_hub_name(first: str) -> bool:
+    return any(mark in first for mark in ".:[") or first == "localhost" or first != first.lower()
 
 
 def is_registry(host: str) -> bool:

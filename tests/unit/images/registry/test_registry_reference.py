@@ -1,7 +1,7 @@
 """Names of images, as Docker reads them."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slurmddp.errors import UserError
@@ -86,6 +86,7 @@ def test_what_was_spelled_out_is_read_back(registry: str, name: str, tag: str | 
 
 @settings(max_examples=80)
 @given(st.text(max_size=40) | st.text(alphabet="abA:/@.-_[]0 ", max_size=40))
+@example("A/0")  # in lower case, the registry A would be a name on Docker Hub
 def test_any_text_is_a_reference_or_a_users_mistake(text: str) -> None:
     try:
         found = parse_reference(text)
