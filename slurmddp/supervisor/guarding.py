@@ -32,13 +32,14 @@ class Guarding:
             count = str(len(job.nodes.usable))
             where = ["--no-kill", "--nodes=" + count, "--ntasks=" + count, "--ntasks-per-node=1"]
             where += ["--nodelist=" + ",".join(job.nodes.usable)]  # the job may still have a node that is lost
+        env = job.env
         if job.values.yes("standby"):
             job.values.words["standby"] = candidates(job)
+            env = dict(job.env, **{BATCH_ENV: batch_environment()})
         step = ["srun", "--overlap", *where, "--cpus-per-task=1", "--mem=0", "--gres=none", "--export=ALL"]
         step += ["--input=none", "--output=none", "--error=none", *job.values.program("guard"), *job.values.write()]
         # srun tells of its end, which is no news
         errors = ["bash", "-c", 'exec "$@" 2>>"$0"', job.run + "/logs/guard.err"]
-        env = dict(job.env, **{BATCH_ENV: batch_environment()}) if job.values.yes("standby") else job.env
         self._child = job.loop.start([*errors, *step], env)
 
     def look(self) -> None:
