@@ -88,11 +88,15 @@ def number_start() -> None:
         os.environ["TORCHELASTIC_RESTART_COUNT"] = os.environ[START]
 
 
+def stat_fields(process: int | str) -> list[str]:
+    """Return what the kernel tells of a process, from its state on (proc(5), stat). Raises OSError."""
+    return Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+
+
 def seconds_since_start() -> float:
     """Return seconds since this process started, imports included (proc(5), stat); 0 if that cannot be read."""
     try:
-        after_name = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-        started = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
+        started = int(stat_fields("self")[19]) / os.sysconf("SC_CLK_TCK")
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
     except (OSError, ValueError, IndexError):
         return 0.0

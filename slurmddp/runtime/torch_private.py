@@ -4,6 +4,7 @@ Unless a line says otherwise, each was seen in torch 2.4 to 2.13. Where a versio
 name, or does without what it is for: each function says which.
 """
 
+import contextlib
 import datetime
 import importlib
 import itertools
@@ -17,7 +18,7 @@ from typing import Any, BinaryIO, NoReturn
 
 import torch
 
-from slurmddp.runtime.environment import STORE
+from slurmddp.runtime.environment import STORE, stat_fields
 from slurmddp.runtime.errors import UserError
 
 #: Makes the store of `env://` and `tcp://`: torch 2.2 to 2.15. `register_rendezvous_handler` refuses both names.
@@ -192,6 +193,25 @@ def take_echoes_for_one(seconds: float) -> None:
 
     if plain is not None:
         api._terminate_process_handler = handler
+
+
+def kill_stopped_ranks() -> None:
+    """Have torchrun's agent end ranks that are stopped (SIGSTOP) with SIGKILL: they take no SIGTERM, and it waits 30 s.
+
+    No private name, but a seam that torch does not promise.
+    """
+    api: Any = importlib.import_module("torch.distributed.elastic.multiprocessing.api")
+    plain = api.PContext.close
+
+    def close(self: Any, *words: Any, **options: Any) -> None:
+        for pid in self.pids().values():
+            with contextlib.suppress(OSError, IndexError):  # it has exited
+                state, parent = stat_fields(pid)[:2]
+                if state == "T" and int(parent) == os.getpid():
+                    os.kill(pid, signal.SIGKILL)
+        plain(self, *words, **options)
+
+    api.PContext.close = close
 
 
 def makes_optimizer_state() -> bool:

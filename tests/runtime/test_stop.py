@@ -1,10 +1,12 @@
 """Stopping: a file, signals, and a parent that is gone; under the real launcher where processes matter."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torch.distributed.elastic.multiprocessing import api
 from slurmddp.records.marker import Marker
 from slurmddp.records.stop import StopRequest
 from slurmddp.runtime import torch_private
+from slurmddp.runtime.environment import stat_fields
 from slurmddp.runtime.evaluation import evaluate
 from slurmddp.runtime.watch import marker
 from slurmddp.runtime.watch.stop import Stop
@@ -242,6 +245,28 @@ def test_an_agent_takes_the_echo_of_a_sigterm_for_the_same(monkeypatch: pytest.M
     time.sleep(0.6)
     api._terminate_process_handler(signal.SIGTERM, None)
     assert taken == [signal.SIGTERM, signal.SIGINT, signal.SIGTERM]
+
+
+def test_an_agent_kills_a_rank_that_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would not take the SIGTERM. Only processes of the agent's own: a number may be somebody else's by now."""
+    closed: list[tuple[object, ...]] = []
+    monkeypatch.setattr(api.PContext, "close", lambda self, *words: closed.append(words))
+    torch_private.kill_stopped_ranks()
+    stops = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"]
+    waits = f"import subprocess; p = subprocess.Popen({stops}); print(p.pid, flush=True); p.wait()"
+    with (
+        subprocess.Popen(stops) as stopped,
+        subprocess.Popen(["sleep", "100"]) as runs,
+        subprocess.Popen([sys.executable, "-c", waits], stdout=subprocess.PIPE, text=True) as parent,
+    ):
+        other = int(parent.stdout.readline()) if parent.stdout else 0
+        until(lambda: [stat_fields(pid)[0] for pid in (stopped.pid, other)] == ["T", "T"], "both are stopped")
+        context = SimpleNamespace(pids=lambda: dict(enumerate([stopped.pid, runs.pid, other])))
+        api.PContext.close(context, signal.SIGTERM)  # type: ignore[arg-type]
+        assert stopped.wait(10) == -signal.SIGKILL and closed == [(signal.SIGTERM,)]
+        assert runs.poll() is None and stat_fields(other)[0] == "T"
+        os.kill(other, signal.SIGKILL)
+        runs.kill()
 
 
 SIGTERMS = """

@@ -251,7 +251,7 @@ def show(argv: Sequence[str], variables: Mapping[str, str]) -> None:
     text = words + b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in variables.items())
     start = libc.malloc(ctypes.c_size_t(len(text)))  # never freed: it belongs to the kernel's view of this process
     ctypes.memmove(start, text, len(text))
-    fields = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    fields = environment.stat_fields("self")
     # proc(5): startcode and endcode, start_data, end_data and start_brk, startstack
     code, data, stack = fields[23:25], fields[42:45], fields[25]
     middle, end = start + len(words), start + len(text)

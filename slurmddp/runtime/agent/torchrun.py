@@ -26,6 +26,7 @@ def run(words: list[str], folder: RunFolder, events: Events, template: forking.T
         _record_exits(events)
         torch_private.name_methods_by_frame()
         torch_private.take_echoes_for_one(ECHO)
+        torch_private.kill_stopped_ranks()
         gpu_sampling.start(folder, int(os.environ.get("SLURMDDP_ATTEMPT", "0")))
         pauses.start(events.write)
         if template is not None:

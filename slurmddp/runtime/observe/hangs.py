@@ -114,14 +114,19 @@ class Hangs:
         for path in sorted(self._folder.glob("hang-*.json")):
             if path.name not in self._answered:
                 with contextlib.suppress(OSError, ValueError, KeyError):
+                    told = json.loads(path.read_bytes())
                     # One of before this rank stopped is an older one.
-                    if json.loads(path.read_bytes())["time"] > time.time() - waiting.seconds:
-                        self._answer(path, waiting)
+                    if told["time"] > time.time() - waiting.seconds:
+                        lost = len(told["ranks"]) if told["kind"] == "silent" else 0
+                        self._answer(path, waiting, self._env.world - lost)
                     self._answered.add(path.name)
-        if self._env.rank != 0 and self._reported is None:
-            main = self._beats.read(0)
-            if 0 in self._silent({} if main is None else {0: main}, [0]) and self._claim():
-                self.judge(self._beats.all(), waiting)
+        if self._env.rank != 0 and self._reported is None and self.listen() and self._claim():
+            self.judge(self._beats.all(), waiting)
+
+    def listen(self) -> bool:
+        """Return whether rank 0 is silent; called on the others with each beat, too, so that it is known at once."""
+        main = self._beats.read(0)
+        return 0 in self._silent({} if main is None else {0: main}, [0])
 
     def _over(self, hang: Hang) -> None:
         self._reported = None
@@ -171,8 +176,11 @@ class Hangs:
         (self._folder / f"{name}.json").write_text(json.dumps({"time": time.time(), **asdict(verdict)}))
         self.look(waiting)
 
-    def _answer(self, verdict: Path, waiting: Waiting) -> None:
-        """Write the stacks of all threads and the newest collectives; then exit, where the job wants that."""
+    def _answer(self, verdict: Path, waiting: Waiting, ranks: int) -> None:
+        """Write the stacks of all threads and the newest collectives; then exit, where the job wants that.
+
+        ranks: how many answer, this one among them.
+        """
         stacks = verdict.with_suffix("")
         if self._restart:
             leave_within(_LAST_RESORT, 1)
@@ -186,7 +194,7 @@ class Hangs:
         if self._restart:
             # The first process that exits takes the others with it: not before they have said where they are.
             until = time.monotonic() + _STACKS
-            while time.monotonic() < until and len(list(stacks.iterdir())) < files * self._env.world:
+            while time.monotonic() < until and len(list(stacks.iterdir())) < files * ranks:
                 time.sleep(0.1)
             leave(1)
 

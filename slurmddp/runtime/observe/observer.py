@@ -73,8 +73,10 @@ class Observer(threading.Thread):
         super().__init__(name="slurmddp observe", daemon=True)
         self._env, self._pid = env, os.getpid()
         self._closed = threading.Event()
+        shortest = float("inf") if settings.hang is None else settings.hang
         # All ranks together write 20 beats per second at most.
-        self._period = max(10.0, env.world / 20) if settings.period is None else settings.period
+        period = max(1.0, min(10.0, shortest / 3), env.world / 20)
+        self._period = period if settings.period is None else settings.period
         self._pause = min(self._period, max(1.0, env.world / 100))
         place = folder.observed(env.attempt, env.start)
         self._beats = Beats(place, env.world)
@@ -83,7 +85,6 @@ class Observer(threading.Thread):
         main = threading.main_thread().ident or 0
         self._shares, self._ddp = Shares(main, self._steps), DdpTimes(main)
         self._to_compare, self._of_lines = Reader(self._shares), Reader(self._shares)
-        shortest = float("inf") if settings.hang is None else settings.hang
         self._waiting = Waiting(self._steps, shortest, patient=not settings.restart)
         silent = 3 * self._period + 3
         self._hangs = Hangs(env, events, self._beats, place, restart=settings.restart, patience=silent)
@@ -150,6 +151,8 @@ class Observer(threading.Thread):
             beats = self._beats.all()
             self._comparison.add(beats)
             self._hangs.judge(beats, self._waiting)
+        else:
+            self._hangs.listen()
 
     def _seconds(self) -> dict[str, float]:
         return line_seconds(self._of_lines.read(), self._ddp.window(), gpu=on_gpu())

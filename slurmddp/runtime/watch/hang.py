@@ -4,14 +4,13 @@ import contextlib
 import os
 import signal
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from slurmddp.records.rank_events import Hang as HangEvent
 from slurmddp.runtime import torch_private
-from slurmddp.runtime.environment import Environment
+from slurmddp.runtime.environment import Environment, stat_fields
 from slurmddp.runtime.journal import Events
 from slurmddp.runtime.watch.blame import Beat, Verdict
 from slurmddp.runtime.watch.heartbeat import Exchange, connect
@@ -99,8 +98,7 @@ class Hang:
             node, pid = self._nodes[rank]
             with contextlib.suppress(OSError, ValueError, IndexError):
                 # Our agent's child, or else somebody who has its number by now.
-                text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-                if node == self._env.node and int(text.rpartition(")")[2].split()[1]) == os.getppid():
+                if node == self._env.node and int(stat_fields(pid)[1]) == os.getppid():
                     os.kill(pid, signal.SIGKILL)
 
     def _message(self, verdict: Verdict, waited: float, deadline: float) -> str:
