@@ -14,6 +14,7 @@ import argparse
 import os
 import platform
 import random
+import re
 import statistics
 import sys
 import time
@@ -65,7 +66,7 @@ class Row:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recovery", description="Faults, and what they cost.")
     parser.add_argument("--runs", type=int, default=5, metavar="N", help="of each fault; default: %(default)s")
-    parser.add_argument("--only", default="", metavar="WORD", help="faults whose name holds this word")
+    parser.add_argument("--only", default="", metavar="WORD", help="faults whose name this regular expression finds")
     parser.add_argument("--chaos", type=int, metavar="FAULTS", help="so many faults of chance in one run, instead")
     parser.add_argument("--rivals", type=Path, metavar="FILE", help="other launchers, too: a line per run goes to FILE")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), metavar="S")
@@ -91,7 +92,7 @@ def main() -> int:
 
 def _measure(cluster: Cluster, options: argparse.Namespace) -> list[Row]:
     scenarios = [chaos(options.chaos)] if options.chaos else SCENARIOS
-    rows = [Row(scenario) for scenario in scenarios if options.only in scenario.name]
+    rows = [Row(scenario) for scenario in scenarios if re.search(options.only, scenario.name)]
     bench = Bench.on(cluster, make_torch_image(cluster))
     try:
         for number in range(options.runs):

@@ -90,9 +90,9 @@ def training_nodes(run: Run) -> list[str]:
 
 
 def others(cluster: Cluster, run: Run) -> list[str]:
-    """The nodes that train and are not the batch host."""
-    found = [node for node in training_nodes(run) if node != nodes_of(cluster, run)[0]]
-    assert found, f"the job began on its batch host alone: {cluster.job(run.job_id)}"
+    """The nodes that train, without the supervisor's."""
+    found = [node for node in training_nodes(run) if node != leader_of(run)]
+    assert found, f"the job trains on its supervisor's node alone: {cluster.job(run.job_id)}"
     return found
 
 
@@ -200,7 +200,7 @@ def flip_and_kill(cluster: Cluster, run: Run, chance: random.Random) -> Injected
 
 
 def cut_network(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
-    """Pull the cable of a node that trains and is not the batch host. It stays out."""
+    """Pull the cable of a node that trains, without the supervisor. It stays out."""
     wait_for_step(run, 1)
     node = chance.choice(others(cluster, run))
     moment(run, chance)
@@ -210,7 +210,7 @@ def cut_network(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
 
 
 def lose_node(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
-    """A power cut on a node that trains and is not the batch host."""
+    """A power cut on a node that trains, without the supervisor."""
     wait_for_step(run, 1)
     node = chance.choice(others(cluster, run))
     moment(run, chance)
@@ -219,12 +219,103 @@ def lose_node(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
     return done
 
 
+def leader_of(run: Run) -> str:
+    """The node of the supervisor: with recovery.standby, it need not be that of job.sh."""
+    started = [row["node"] for row in run.lines("events.jsonl") if row["event"] in ("job_started", "attempt_started")]
+    return str(started[-1])
+
+
 def lose_batch_host(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
-    """A power cut on the node where job.sh runs."""
+    """A power cut on the node where the supervisor runs."""
     moment(run, chance)
-    node = nodes_of(cluster, run)[0]
+    node = leader_of(run)
     done = now(run, node)
     cluster.kill_host(node)
+    return done
+
+
+def lose_two(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
+    """A power cut on the node where the supervisor runs, and at once on another one that trains."""
+    wait_for_step(run, 1)
+    node = chance.choice(others(cluster, run))
+    moment(run, chance)
+    done = now(run)
+    cluster.kill_host(leader_of(run))
+    cluster.kill_host(node)
+    return done
+
+
+def lose_spare(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
+    """A power cut on the node that waits."""
+    wait_for_step(run, 1)
+    (node,) = {*nodes_of(cluster, run)} - {*training_nodes(run)}
+    moment(run, chance)
+    done = now(run, node)
+    cluster.kill_host(node)
+    run.wait_for_event("node_excluded", lambda row: row["excluded"] == node)
+    return done
+
+
+def lose_starting_node(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
+    """A power cut on a node without the supervisor, before the first step."""
+    started = run.wait_for_event("attempt_started", timeout=START)
+    node = next(each for each in started["nodes"].split() if each != started["node"])
+    time.sleep(chance.uniform(0, 3))
+    done = now(run, node)
+    cluster.kill_host(node)
+    return done
+
+
+def flap_network(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
+    """The cable of a node that trains comes out and in again, several times."""
+    wait_for_step(run, 1)
+    node = chance.choice(others(cluster, run))
+    moment(run, chance)
+    done = now(run)
+    for _ in range(4):
+        cluster.cut_network(node)
+        time.sleep(chance.uniform(0.2, 4))
+        cluster.mend_network(node)
+        time.sleep(chance.uniform(0.2, 2))
+    return done
+
+
+def supervisors(cluster: Cluster, node: str) -> list[int]:
+    """The supervisor of a node, and the process that writes for it."""
+    ours = [pid for pid, argv in cluster.processes(node) if "job" in argv and any("slurmddp.zip" in w for w in argv)]
+    assert len(ours) > 1
+    return ours
+
+
+def freeze(cluster: Cluster, node: str, signal: str) -> None:
+    cluster.run(node, ["kill", f"-{signal}", *map(str, supervisors(cluster, node))], user="root")
+
+
+def freeze_supervisor(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
+    """SIGSTOP of the supervisor, for longer than a lost node is silent."""
+    moment(run, chance)
+    node = leader_of(run)
+    done = now(run)
+    freeze(cluster, node, "STOP")
+    time.sleep(chance.uniform(6, 25))
+    freeze(cluster, node, "CONT")
+    return done
+
+
+def kill_template(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
+    """SIGKILL of the processes from which one node's ranks are forked, and then of a rank there."""
+    wait_for_step(run, 1)
+    templates = [(node, pid) for node, pid, command in run.processes("SLURMDDP_TEMPLATE=.*")]
+    node = chance.choice([node for node, _ in templates])
+    rank, pid = next(
+        (rank, pid) for rank in range(world_of(run)) for where, pid in [process_of(run, rank)] if where == node
+    )
+    moment(run, chance)
+    done = now(run, node, rank)
+    wanted = [str(pid) for where, pid in templates if where == node]
+    cluster.run(node, ["kill", "-KILL", *wanted], user="root", check=False)
+    time.sleep(chance.uniform(0, 1))
+    cluster.run(node, ["kill", "-KILL", str(pid)], user="root")
     return done
 
 
@@ -240,7 +331,7 @@ def chaos(count: int) -> Fault:
     """So many faults in one run, each of chance, each once the run has got further than before the last one."""
     kinds = (
         signal_rank("KILL"), signal_rank("STOP"), kill_agent, raise_in_rank, flip_and_kill, restart_controller, requeue,
-        lose_node, lose_batch_host,
+        lose_node, lose_batch_host, lose_two, flap_network, freeze_supervisor,
     )  # fmt: skip
 
     def fault(cluster: Cluster, run: Run, chance: random.Random) -> Injected:

@@ -52,6 +52,10 @@ LOW = {"resources": {"partition": "low"}}
 LOW_WARNED = {"resources": {"partition": "low-warned"}}
 #: As many nodes as there are: one of them waits.
 SPARE = {"resources": {"nodes": {"min": 2, "max": 2, "spares": 1}}, "recovery": {"preflight": True}}
+#: All of recovery.* on, too.
+ALL_ON: dict[str, Any] = merged(
+    SPARE, {"recovery": dict.fromkeys(("fork", "spares_warm", "heartbeats", "standby"), True)}
+)
 #: One node is enough to go on. Ranks draw their own dropout masks: without it, weights stay close.
 FEWER = {
     "resources": {"nodes": {"min": 1, "max": 2}},
@@ -117,12 +121,31 @@ SCENARIOS = (
         "network of a node cut, fewer nodes continue", faults.cut_network, FEWER, alone=True, same=False, long=True
     ),
     Scenario("batch host lost", faults.lose_batch_host, SPARE, alert="requeued", alone=True, long=True, timeout=300),
+    Scenario("batch host lost, with a standby", faults.lose_batch_host, ALL_ON, alone=True, long=True, timeout=300),
+    Scenario(
+        "batch host and another node lost at once, with a standby", faults.lose_two,
+        merged(ALL_ON, FEWER),
+        alert=None, alone=True, same=False, long=True, timeout=400,
+    ),
+    Scenario("supervisor frozen, then awake", faults.freeze_supervisor, ALL_ON, alert=None, alone=True, long=True),
+    Scenario(
+        "spare lost while it waits", faults.lose_spare, ALL_ON, alert=None, event="node_excluded", alone=True, long=True
+    ),
+    Scenario(
+        "parent of forked ranks killed, then a rank", faults.kill_template, ALL_ON, event="not_forked", alone=True,
+        long=True,
+    ),
+    Scenario("network of a node flaps", faults.flap_network, ALL_ON, alert=None, alone=True, long=True),
+    Scenario(
+        "node lost while ranks start", faults.lose_starting_node, ALL_ON, alert=None, event="node_excluded", alone=True,
+        long=True,
+    ),
 )  # fmt: skip
 
 
 def chaos(count: int) -> Scenario:
     """So many faults in one run, among them lost nodes, which come back."""
-    job = merged(SPARE, {"resources": {"time": f"{15 + 4 * count}m"}})
+    job = merged(ALL_ON, {"resources": {"time": f"{15 + 4 * count}m"}})
     steps = STEPS + 30 * count
     return Scenario(
         f"chaos of {count} faults", faults.chaos(count), job, alert=None, alone=True, timeout=600, steps=steps

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from .cluster import Cluster
+from .faults import freeze, supervisors
 from .proof import WEBHOOK, Receiver
 from .runs import Alice, Run, story
 from .test_forking import SCRIPT as FORKED
@@ -48,17 +49,6 @@ def standby_run(cluster: Cluster, image: str) -> Iterator[tuple[Run, str, Receiv
         cluster.restart_host(batch_host)
         cluster.wait_nodes(timeout=120)
         cluster.run("login", ["rm", "-f", "/home/alice/scripts/enough"], user="root")
-
-
-def supervisors(cluster: Cluster, node: str) -> list[int]:
-    """job.sh's supervisor, and the process that writes for it."""
-    ours = [pid for pid, argv in cluster.processes(node) if "job" in argv and any("slurmddp.zip" in w for w in argv)]
-    assert len(ours) > 1
-    return ours
-
-
-def freeze(cluster: Cluster, node: str, signal: str) -> None:
-    cluster.run(node, ["kill", f"-{signal}", *map(str, supervisors(cluster, node))], user="root")
 
 
 def ends_well(cluster: Cluster, run: Run, receiver: Receiver) -> None:
