@@ -19,10 +19,16 @@ from slurmddp.supervisor.loop import SIGNALS, Loop
 PATIENCE, HURRY = 10.0, 0.2
 #: Seconds between two tries to write what could not be written.
 _AGAIN = 2.0
+#: Seconds after which a folder that is gone does not come back.
+_GONE = 60.0
 
 
 class Unavailable(Exception):
     """The run folder did not answer in time, or what was asked for failed there."""
+
+
+class Gone(Unavailable):
+    """There is no run folder."""
 
 
 class Folder:
@@ -46,6 +52,7 @@ class Folder:
         self.in_touch: Callable[[], bool] = lambda: True
         self._lease: Optional[Lease] = None
         self._renewing = 0
+        self._gone = 0.0  # when the folder was first missed
         self._begin()
 
     def ask(self, name: str, *arguments: Any, patience: float = PATIENCE) -> Any:
@@ -62,7 +69,7 @@ class Folder:
             if "error" not in answer:
                 return answer["is"]
             if not (patient and answer["of_the_disk"]) or time.monotonic() + _AGAIN > end:
-                raise Unavailable(answer["error"])
+                raise (Gone if answer["gone"] else Unavailable)(answer["error"])
             self._loop.rest(_AGAIN)
 
     def _answer(self, number: int, seconds: float) -> Dict[str, Any]:
@@ -102,10 +109,21 @@ class Folder:
             self._renewing = self._send("leader", [])
 
     def confirm(self) -> None:
-        """Return once it is certain that this process leads: call this before what only the leader may do."""
+        """Return once it is certain that this process leads: call this before what only the leader may do.
+
+        It does, too, if the folder was deleted: nobody can take a lease there.
+        """
         while self._lease is not None:
-            if self.in_touch() and self.known(None, "leader") is not None:
-                return
+            try:
+                if self.in_touch() and self.ask("leader") is not None:
+                    self._gone = 0.0
+                    return
+            except Gone:
+                self._gone = self._gone or time.monotonic()
+                if time.monotonic() - self._gone > _GONE:
+                    return
+            except Unavailable:
+                pass  # who leads is not known
             self._loop.rest(1)
 
     def settle(self, seconds: float) -> bool:
@@ -123,7 +141,7 @@ class Folder:
         pid = os.fork()
         if pid == 0:
             ours.close()
-            _serve(theirs, Files(self._run, self._lease))
+            _serve(theirs, self._run, self._lease)
         theirs.close()
         self._socket = ours
         ours.setblocking(False)
@@ -186,8 +204,9 @@ class Folder:
         self._flush()
 
 
-def _serve(connection: socket.socket, files: Files) -> None:
+def _serve(connection: socket.socket, run: str, lease: Optional[Lease]) -> None:
     """Answer requests until the other end is closed. What cannot be written is tried again, in its order."""
+    files = Files(run, lease)
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # Slurm sends them to all processes of the job
     signal.set_wakeup_fd(-1)
@@ -219,7 +238,7 @@ def _serve(connection: socket.socket, files: Files) -> None:
                 if files.leads():
                     answer["is"] = getattr(files, name)(*arguments)
                 else:
-                    answer.update(superseded=True, error="another process leads", of_the_disk=False)
+                    answer.update(superseded=True, error="another process leads", of_the_disk=False, gone=False)
             except Exception as error:  # noqa: BLE001 - this process must answer whatever happens in it
                 files.look_again()
                 if keep and isinstance(error, OSError):
@@ -227,6 +246,7 @@ def _serve(connection: socket.socket, files: Files) -> None:
                     continue
                 answer["error"] = "{}: {}".format(type(error).__name__, error)
                 answer["of_the_disk"] = isinstance(error, OSError)
+                answer["gone"] = isinstance(error, FileNotFoundError) and error.filename == run
             connection.settimeout(None)
             connection.sendall(json.dumps(answer).encode("ascii") + b"\n")
     os._exit(0)

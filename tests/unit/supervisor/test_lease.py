@@ -139,3 +139,24 @@ folder.confirm()
 print(folder.settle(5), open(run + "/events.jsonl").read().split())
 """
     assert play(python, tmp_path, text) == ["False False True", "True", "True ['one']"]
+
+
+def test_who_leads_a_run_whose_folder_was_deleted_may_end(python: str, tmp_path: Path) -> None:
+    """Nobody else can take a lease there. A folder that is only away for a while is waited for."""
+    text = """
+import shutil, subprocess
+from slurmddp.supervisor import folder as module
+folder.begin_lease("node1")
+shutil.copytree(run, run + ".copy")
+shutil.rmtree(run)
+back = subprocess.Popen(["sh", "-c", "sleep 2; mv $0.copy $0", run])
+folder.confirm()
+print(back.wait(), folder.ask("leader")[2].endswith("node1"))
+module._GONE = 1.0
+shutil.rmtree(run)
+for _ in range(2):
+    began = time.monotonic()
+    folder.confirm()
+    print(time.monotonic() - began > 1)
+"""
+    assert play(python, tmp_path, text) == ["0 True", "True", "False"]
