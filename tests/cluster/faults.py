@@ -302,23 +302,6 @@ def freeze_supervisor(cluster: Cluster, run: Run, chance: random.Random) -> Inje
     return done
 
 
-def kill_template(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
-    """SIGKILL of the processes from which one node's ranks are forked, and then of a rank there."""
-    wait_for_step(run, 1)
-    templates = [(node, pid) for node, pid, command in run.processes("SLURMDDP_TEMPLATE=.*")]
-    node = chance.choice([node for node, _ in templates])
-    rank, pid = next(
-        (rank, pid) for rank in range(world_of(run)) for where, pid in [process_of(run, rank)] if where == node
-    )
-    moment(run, chance)
-    done = now(run, node, rank)
-    wanted = [str(pid) for where, pid in templates if where == node]
-    cluster.run(node, ["kill", "-KILL", *wanted], user="root", check=False)
-    time.sleep(chance.uniform(0, 1))
-    cluster.run(node, ["kill", "-KILL", str(pid)], user="root")
-    return done
-
-
 def restart_controller(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
     """slurmctld ends and comes back."""
     moment(run, chance)

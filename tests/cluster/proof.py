@@ -131,10 +131,6 @@ SCENARIOS = (
     Scenario(
         "spare lost while it waits", faults.lose_spare, ALL_ON, alert=None, event="node_excluded", alone=True, long=True
     ),
-    Scenario(
-        "parent of forked ranks killed, then a rank", faults.kill_template, ALL_ON, event="not_forked", alone=True,
-        long=True,
-    ),
     Scenario("network of a node flaps", faults.flap_network, ALL_ON, alert=None, alone=True, long=True),
     Scenario(
         "node lost while ranks start", faults.lose_starting_node, ALL_ON, alert=None, event="node_excluded", alone=True,
