@@ -426,7 +426,7 @@ def cost(run: Run, injected: Injected) -> Cost:
         return Cost(detection, None, 0, fresh, 0, slurm)
     steps = run.metrics()
     goes_on = next((row["time"] for row in steps if row["time"] > again["ready"]["time"]), None)
-    reached = max(row["step"] for row in steps if row["time"] < again["ready"]["time"])
+    reached = max((row["step"] for row in steps if row["time"] < again["ready"]["time"]), default=0)
     longer = (again["ready"]["time"] - again["started"]["time"]) - (first["ready"]["time"] - first["started"]["time"])
     recovery = None if goes_on is None else goes_on - injected.time
     return Cost(detection, recovery, reached - again["ready"]["step"], fresh, max(0.0, longer), slurm)
