@@ -7,6 +7,8 @@ import shlex
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from slurmddp.scripts.sandbox.evaluate import FLAGS_OF_BOTH, SRUN_ONLY_FLAGS
+
 SHORT = {
     "A": "account", "a": "array", "C": "constraint", "c": "cpus-per-task", "D": "chdir", "d": "dependency",
     "e": "error", "F": "nodefile", "G": "gpus", "H": "hold", "i": "input", "J": "job-name", "k": "no-kill",
@@ -21,20 +23,12 @@ ALIASES = {
 }  # fmt: skip
 #: Options that Slurm no longer has, and what replaces them.
 REMOVED = {"workdir": "chdir", "share": "oversubscribe", "shared": "oversubscribe"}
-SRUN_ONLY = {
-    "accel-bind", "bcast", "compress", "cpu-bind", "disable-status", "epilog", "exact", "external-launcher",
-    "het-group", "immediate", "interactive", "jobid", "kill-on-bad-exit", "label", "mpi", "msg-timeout", "multi-prog",
-    "no-allocate", "overlap", "preserve-env", "prolog", "pty", "relative", "send-libs", "task-epilog", "task-prolog",
-    "unbuffered", "whole", "x11", "async", "bcast-exclude", "ignore-signals", "quit-on-interrupt", "slurmd-debug",
-    "threads", "treewidth", "wait-for-children",
+SRUN_ONLY = SRUN_ONLY_FLAGS | {
+    "accel-bind", "bcast-exclude", "cpu-bind", "epilog", "het-group", "ignore-signals", "interactive", "jobid", "mpi",
+    "msg-timeout", "prolog", "relative", "slurmd-debug", "task-epilog", "task-prolog", "threads", "treewidth",
 }  # fmt: skip
 #: Options that take no value, or one behind `=` only.
-FLAGS = {
-    "consolidate-segments", "contiguous", "exclusive", "get-user-env", "hold", "ignore-pbs", "no-kill", "no-requeue",
-    "overcommit", "oversubscribe", "parsable", "propagate", "quiet", "reboot", "requeue", "spread-job", "test-only",
-    "use-min-nodes", "verbose", "wait", "nice", "stepmgr", "oom-kill-step", "help", "usage", "version",
-    "resv-ports", "spread-segments",
-}  # fmt: skip
+FLAGS = FLAGS_OF_BOTH | {"get-user-env", "ignore-pbs", "no-requeue", "requeue", "wait"}
 OPTIONS = FLAGS | set(SHORT.values()) | {
     "acctg-freq", "batch", "bb", "bbf", "cluster-constraint", "comment", "container", "container-id",
     "cores-per-socket", "cpu-freq", "cpus-per-gpu", "deadline", "delay-boot", "export", "export-file", "extra", "gid",

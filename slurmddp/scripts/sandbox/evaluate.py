@@ -42,16 +42,21 @@ _STUBS = """
     netstat lsof fuser kill pkill df du free tar unzip dd mount umount unshare nsenter su sudo sync getent
     accelerate-launch wandb huggingface-cli jq bc nc ls find stat
 """
-#: Options of srun that take no value, or one behind `=` only.
-SRUN_FLAGS = {
-    "label", "unbuffered", "verbose", "overlap", "exact", "exclusive", "pty", "quiet", "oversubscribe", "hold",
-    "overcommit", "contiguous", "no-kill", "multi-prog", "preserve-env", "disable-status", "no-allocate", "test-only",
-    "kill-on-bad-exit", "propagate",
-    "spread-job", "use-min-nodes", "reboot", "container-writable", "no-container-writable", "container-readonly",
-    "container-remap-root", "no-container-remap-root", "container-mount-home", "no-container-mount-home",
-    "no-container-entrypoint", "whole", "async", "bcast", "compress", "consolidate-segments", "external-launcher",
-    "help", "immediate", "nice", "oom-kill-step", "parsable", "quit-on-interrupt", "resv-ports", "send-libs",
-    "spread-segments", "stepmgr", "usage", "version", "wait-for-children", "x11",
+#: Options of sbatch and srun that take no value, or one behind `=` only.
+FLAGS_OF_BOTH = {
+    "consolidate-segments", "contiguous", "exclusive", "help", "hold", "nice", "no-kill", "oom-kill-step", "overcommit",
+    "oversubscribe", "parsable", "propagate", "quiet", "reboot", "resv-ports", "spread-job", "spread-segments",
+    "stepmgr", "test-only", "usage", "use-min-nodes", "verbose", "version",
+}  # fmt: skip
+#: Those of srun alone, and those of pyxis.
+SRUN_ONLY_FLAGS = {
+    "async", "bcast", "compress", "disable-status", "exact", "external-launcher", "immediate", "kill-on-bad-exit",
+    "label", "multi-prog", "no-allocate", "overlap", "preserve-env", "pty", "quit-on-interrupt", "send-libs",
+    "unbuffered", "wait-for-children", "whole", "x11",
+}  # fmt: skip
+SRUN_FLAGS = FLAGS_OF_BOTH | SRUN_ONLY_FLAGS | {
+    "container-writable", "no-container-writable", "container-readonly", "container-remap-root",
+    "no-container-remap-root", "container-mount-home", "no-container-mount-home", "no-container-entrypoint",
 }  # fmt: skip
 #: Options of apptainer and singularity with a value, which may stand behind a blank.
 CONTAINER_VALUES = (
