@@ -10,8 +10,8 @@ from typing import NamedTuple
 from slurmddp.container import SIF_PROGRAMS
 from slurmddp.scripts.check.directives import SHORT, Resources, parse_options
 from slurmddp.scripts.check.shell import Command
-from slurmddp.scripts.check.values import likely, number, symbols
-from slurmddp.scripts.sandbox.evaluate import SRUN_FLAGS, Evaluated, Started
+from slurmddp.scripts.check.values import likely, symbols
+from slurmddp.scripts.sandbox.evaluate import SRUN_FLAGS, Evaluated, Started, number
 
 SRUN_SHORT = SHORT | {
     "E": "preserve-env", "I": "immediate", "K": "kill-on-bad-exit", "l": "label", "r": "relative", "T": "threads",

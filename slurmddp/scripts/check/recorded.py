@@ -10,14 +10,13 @@ from pathlib import Path
 
 from slurmddp.scripts.check.directives import exported
 from slurmddp.scripts.check.script import Script
-from slurmddp.scripts.check.values import EARLY, SET_BY_SHELL
+from slurmddp.scripts.check.values import EARLY, SET_BY_SHELL, names_in
 from slurmddp.scripts.sandbox.evaluate import Evaluated, Job, Unavailable, available, evaluate, variables_of
 from slurmddp.shared.files import read_plain
 
 _BESIDE = re.compile(
     r"^[ \t]*(?:srun\s[^\n]*\s)?(?:source|\.|bash|sh)\s+[\"']?(?:\$\{?SLURM_SUBMIT_DIR\}?/|\./)?([\w.][\w./-]*)", re.M
 )
-_READ = re.compile(r"\$\{?#?([A-Za-z_]\w*)")
 _ASSIGNED = re.compile(
     r"(?<![\w,-])([A-Za-z_]\w*)(?:\[[^]\n]{0,200}\])?\+?=|\b(?:for|read|mapfile|readarray|local|declare|printf)\s+(?:-\w+\s+)*([A-Za-z_]\w*)"
 )
@@ -31,7 +30,7 @@ def unset_names(text: str) -> set[str]:
     assigned = {one or other for one, other in _ASSIGNED.findall(code)}
     return {
         name
-        for name in set(_READ.findall(code)) - assigned
+        for name in names_in(code) - assigned
         if not name.startswith(("SLURM_", "SANDBOX_", "BASH")) and not SET_BY_SHELL.fullmatch(name)
     }
 
@@ -64,7 +63,7 @@ def imagined(
     if variables is not None and nodes > 1:  # an import takes nothing from the form of a list, such as its brackets
         hosts = tuple(f"r{each}n{5 * each}" for each in range(1, nodes + 1))
         jobs.append(replace(jobs[1], hosts=hosts, nodelist=",".join(hosts)))
-    slurms = {name for name in _READ.findall(script.text) if name.startswith("SLURM_")} - set(variables_of(jobs[1]))
+    slurms = {name for name in names_in(script.text) if name.startswith("SLURM_")} - set(variables_of(jobs[1]))
     positional = re.search(r"\$\{?[@*1-9]", script.text) is not None
     names = slurms | (unset_names(script.text) if other is None else set())
     if names or other or positional:

@@ -30,7 +30,8 @@ SLURM_NAMES = re.compile(
 PER_TASK = {"SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID", "SLURM_TASK_PID", "SLURM_GTIDS"}
 #: What these variables hold in the batch shell of one imagined job, so that it is recognised in the words of tasks.
 EARLY = {"SLURM_PROCID": "7410031", "SLURM_NODEID": "7420033", "SLURM_LOCALID": "7430037"}
-_SYMBOL = re.compile("\0([^\0]*)\0")
+SYMBOL = re.compile("\0([^\0]*)\0")
+_READ = re.compile(r"\$\{?#?([A-Za-z_]\w*)")
 _UNEXPORTED = re.compile("\0unexported:[^\0]*\0")
 _TOKEN = re.compile("\0[^\0]*\0|[A-Za-z0-9_]+|.", re.DOTALL)
 #: What a variable, or an argument, of the submitting shell is in the imagined job that shows its name.
@@ -44,17 +45,17 @@ def symbol(name: str) -> str:
 
 def symbols(value: str) -> set[str]:
     """Return the symbols of a value: `early` for `early:NAME`."""
-    return {name.partition(":")[0] for name in _SYMBOL.findall(value)}
+    return {name.partition(":")[0] for name in SYMBOL.findall(value)}
 
 
 def symbol_name(value: str, kind: str) -> str:
     """Return NAME of the first symbol `kind:NAME`; empty, if there is none."""
-    return next((name.partition(":")[2] for name in _SYMBOL.findall(value) if name.partition(":")[0] == kind), "")
+    return next((name.partition(":")[2] for name in SYMBOL.findall(value) if name.partition(":")[0] == kind), "")
 
 
-def number(value: str | None) -> int | None:
-    """Return the whole number that a value surely is."""
-    return int(value) if value and re.fullmatch(r"[0-9]{1,9}", value) else None
+def names_in(text: str) -> set[str]:
+    """Return the variables that a text of bash reads."""
+    return set(_READ.findall(text))
 
 
 def likely(value: str | None) -> str | None:
@@ -166,7 +167,7 @@ def differ(one: str, other: str, what: str) -> str:
     words, others = _TOKEN.findall(one), _TOKEN.findall(other)
     start, end = _same(words, others)
     between = "".join([*words[start : len(words) - end], *others[start : len(others) - end]])
-    kept = {name for name in _SYMBOL.findall(between) if name in ("own", "hostname-ip")}
+    kept = {name for name in SYMBOL.findall(between) if name in ("own", "hostname-ip")}
     return "".join([*words[:start], what, *map(symbol, sorted(kept)), *words[len(words) - end :]])
 
 
@@ -187,7 +188,7 @@ def _same(one: Sequence[str], other: Sequence[str]) -> tuple[int, int]:
 
 def only_named(word: str) -> bool:
     """Tell whether a word is nothing but variables of the submitting shell: without them, there is no such word."""
-    return "\0" in named(word) and not _SYMBOL.sub("", named(word))
+    return "\0" in named(word) and not SYMBOL.sub("", named(word))
 
 
 def named(word: str, unset: Collection[str] = ()) -> str:

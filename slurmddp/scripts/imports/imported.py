@@ -15,10 +15,9 @@ from slurmddp.records.redact import REDACTED, is_secret_name
 from slurmddp.scripts.check.launches import Launch
 from slurmddp.scripts.check.rules.text import SECRET
 from slurmddp.scripts.check.script import Script
-from slurmddp.scripts.check.values import GIVEN, likely, symbol, symbol_name
+from slurmddp.scripts.check.values import GIVEN, SYMBOL, likely, symbol, symbol_name
 from slurmddp.scripts.sandbox.evaluate import HOME, SUBMIT
 
-_SYMBOL = re.compile("\0([^\0]*)\0")
 #: Variables of the user's shell whose values a job file may show: a script of others may name any.
 _SHOWN = re.compile(r"HOME|USER|LOGNAME|(\w*_)?(SCRATCH|WORK|PROJECT|HOME|PATH|ROOT|FOLDER|\w*DIR)")
 _OF_LOGIN = re.compile(r"\w*(HOME|USER|LOGNAME|SCRATCH|WORK|PROJECT)")
@@ -73,7 +72,7 @@ class Imported:
     def leave(self, line: int, text: str, why: str, *, lost: bool = True, about: str = "") -> None:
         """Say what is not carried over; what looks like a secret in it is not repeated. about: the fact or variable
         that it explains."""
-        words = redacted(_SYMBOL.sub("...", GIVEN.sub(r"$\1", text)).split(), self.secrets)
+        words = redacted(SYMBOL.sub("...", GIVEN.sub(r"$\1", text)).split(), self.secrets)
         self.left.append(Left(line, SECRET.sub(REDACTED, " ".join(words)), why, lost))
         self.named.add(about)
 
@@ -104,7 +103,7 @@ class Imported:
 
     def path(self, value: str) -> str | None:
         """Return a path for the job file, where the user's variables may stay variables."""
-        parts = _SYMBOL.split(likely(value) or "")
+        parts = SYMBOL.split(likely(value) or "")
         names = [name.partition(":")[2] if name.startswith("?:") else "" for name in parts[1::2]]
         if not all(names) or any(name.startswith("SLURM") and name != "SLURM_SUBMIT_DIR" for name in names):
             return None
@@ -139,7 +138,7 @@ class Imported:
         at = next((at for at, each in enumerate(written) if behind and each.strip("'\"").endswith(behind)), -1)
         written = written[at + 1 :]
         name = symbol_name(word, "?")
-        parts = [part for part in re.split("\0[^\0]*\0", word) if part]
+        parts = [part for part in SYMBOL.split(word)[::2] if part]
         if option in written[:-1]:
             return written[written.index(option) + 1]
         open_words = {raw for raw in written if re.search("[$`]", raw)}

@@ -14,11 +14,11 @@ from slurmddp.records.redact import is_secret_name
 from slurmddp.scripts.check.launches import Launch
 from slurmddp.scripts.check.rules.common import services
 from slurmddp.scripts.check.rules.text import SECRET
-from slurmddp.scripts.check.values import number, symbol, symbol_name
+from slurmddp.scripts.check.values import names_in, symbol, symbol_name
 from slurmddp.scripts.imports.imported import Imported
-from slurmddp.scripts.imports.prepare import COMPUTED, carry_environment, carry_setup, names_in, own_assignments
+from slurmddp.scripts.imports.prepare import COMPUTED, carry_environment, carry_setup, own_assignments
 from slurmddp.scripts.imports.reader import LOGS, MEETING, container_of, meets, option_text, program_of, ranks_of
-from slurmddp.scripts.sandbox.evaluate import Evaluated
+from slurmddp.scripts.sandbox.evaluate import Evaluated, number
 from slurmddp.visible import one_line
 
 #: Options of srun that the job's own resources give, or that make no difference to the ranks.

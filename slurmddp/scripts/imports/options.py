@@ -8,9 +8,9 @@ import re
 from slurmddp.cluster.duration import limit_of
 from slurmddp.job.types import SBATCH, memory, slurm_time
 from slurmddp.scripts.check.directives import EXPORTED, REMOVED, SRUN_ONLY, Directive, exported
-from slurmddp.scripts.check.values import number
 from slurmddp.scripts.imports.imported import Imported
 from slurmddp.scripts.imports.reader import option_text
+from slurmddp.scripts.sandbox.evaluate import number
 
 _SAME = ("account", "partition", "qos", "constraint")
 #: What `carry_options` reads all together, and what the recorded launch has: its folder.

@@ -11,7 +11,7 @@ from slurmddp.job.job import RESERVED
 from slurmddp.records.redact import is_secret_name
 from slurmddp.scripts.check.launches import Launch
 from slurmddp.scripts.check.shell import Command
-from slurmddp.scripts.check.values import GIVEN, PER_TASK, symbols
+from slurmddp.scripts.check.values import GIVEN, PER_TASK, names_in, symbols
 from slurmddp.scripts.imports.imported import ABOVE, Imported
 from slurmddp.scripts.imports.reader import INTERFACES, MEETING, given_by_others, with_whole_paths
 from slurmddp.scripts.sandbox.evaluate import HOME, SUBMIT, USER, Evaluated, Started
@@ -22,7 +22,6 @@ _NO_SETUP = {"init", "info", "run", "create", "install"}  # of conda, uv and the
 _OF_SHELL = re.compile(r"(unset|umask) |set [-+]\w*a|set [-+]o allexport")
 _PLACES = {SUBMIT: "$SLURM_SUBMIT_DIR", HOME: "$HOME"}
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
-_NAME = re.compile(r"\$\{?#?([A-Za-z_]\w*)")
 #: What is another value in each rank, or for a program that a container may lack.
 COMPUTED = re.compile(r"\$\((?!\(|pwd\))|`|\$\{?S?RANDOM|\$\$")
 _FOR_OTHERS = re.compile(r"(CUDA|ROCR|HIP)_VISIBLE_DEVICES|(APPTAINER|SINGULARITY)_\w+")
@@ -33,11 +32,6 @@ _SET_LATER = re.compile(
 )
 #: What the script sets for Slurm, and makes no difference to the ranks.
 _FOR_SLURM = re.compile(r"(SLURM|SRUN)_(CPU_BIND\w*|LABELIO|UNBUFFEREDIO)")
-
-
-def names_in(text: str) -> set[str]:
-    """Return the variables that a text of bash reads."""
-    return set(_NAME.findall(text))
 
 
 def carry_setup(job: Imported, launch: Launch, runs: Sequence[Evaluated]) -> list[tuple[int, str]]:

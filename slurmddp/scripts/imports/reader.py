@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from slurmddp.container import SIF_PROGRAMS
 from slurmddp.job.job import RESERVED
-from slurmddp.scripts.check.values import PER_TASK, number
-from slurmddp.scripts.sandbox.evaluate import CONTAINER_VALUES, Started
+from slurmddp.scripts.check.values import PER_TASK
+from slurmddp.scripts.sandbox.evaluate import CONTAINER_VALUES, Started, number
 
 #: How agents meet is slurmddp's own matter, by options and by variables; the names of the latter are the script's own.
 _OPTIONS_OF_MEETING = re.compile(

@@ -95,7 +95,6 @@ class Started:
     environment: Mapping[str, str] = field(repr=False)
     step: int = 0
     procid: int | None = None
-    nodeid: int | None = None
     contained: bool = False
     task: Mapping[str, str] = field(default_factory=dict)
 
@@ -314,9 +313,9 @@ def _read(job: Job, answer: Mapping[str, Any]) -> Evaluated:
     return Evaluated(job, tuple(started), bool(answer["ended"]), errors, tuple(assigned))
 
 
-def number(text: str) -> int | None:
-    """Return a whole number, or None: what a script has recorded may be anything."""
-    return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
+def number(text: str | None) -> int | None:
+    """Return the whole number that a text surely is: what a script has recorded may be anything."""
+    return int(text) if text and re.fullmatch("[0-9]{1,9}", text) else None
 
 
 def _started(job: Job, records: Mapping[str, str]) -> Iterator[Started]:
@@ -334,6 +333,5 @@ def _started(job: Job, records: Mapping[str, str]) -> Iterator[Started]:
         yield Started(
             order, tuple(words), rest[0], number(pairs.get("SANDBOX_LINE", "")) or 0, (rest[1], rest[2], rest[3]),
             {key: value for key, value in shown.items() if given.get(key) != value}, shown,
-            number(step) or 0, number(task.get("SLURM_PROCID", "")), number(task.get("SLURM_NODEID", "")),
-            "SANDBOX_CONTAINER" in pairs, task,
+            number(step) or 0, number(task.get("SLURM_PROCID")), "SANDBOX_CONTAINER" in pairs, task,
         )  # fmt: skip

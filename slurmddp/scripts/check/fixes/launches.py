@@ -29,7 +29,8 @@ from slurmddp.scripts.check.fixes.places import (
 from slurmddp.scripts.check.launches import AGENTS, Launch
 from slurmddp.scripts.check.rules.common import launches
 from slurmddp.scripts.check.script import Script
-from slurmddp.scripts.check.values import number, symbol_name
+from slurmddp.scripts.check.values import symbol_name
+from slurmddp.scripts.sandbox.evaluate import number
 
 _NODES = r"tasks|--(nnodes|num-machines|num-processes)"
 _PYTHON = r"(?<![\w./-])[\w./-]*python[\d.]*(?=\s)"

@@ -12,7 +12,8 @@ from slurmddp.scripts.check.finding import Hit, rule
 from slurmddp.scripts.check.launches import AGENTS, Launch
 from slurmddp.scripts.check.rules.common import launch_rule, launches
 from slurmddp.scripts.check.script import Script
-from slurmddp.scripts.check.values import SET_BY_SHELL, number, symbol_name, symbols
+from slurmddp.scripts.check.values import SET_BY_SHELL, names_in, symbol_name, symbols
+from slurmddp.scripts.sandbox.evaluate import number
 
 _SPREADS = re.compile(
     r"\b(srun|mpirun|mpiexec|ssh|pdsh|clush|ray|horovodrun|sbatch|colossalai|parallel|submitit|dask)\b"
@@ -177,7 +178,7 @@ def undefined_variable(script: Script, launch: Launch) -> Iterator[Hit]:
         variable = symbol_name(launch.options[name], "?")
         if variable and not variable.startswith("SLURM") and not SET_BY_SHELL.fullmatch(variable):
             yield Hit(f"--{name} uses {variable}, which the script never sets")
-    unread = {name for _, name in script.found.assigned} - set(re.findall(r"\$\{?#?(\w+)", script.text))
+    unread = {name for _, name in script.found.assigned} - names_in(script.text)
     for variable in {symbol_name(word, "?") for word in launch.program} - {""}:
         if close := difflib.get_close_matches(variable, sorted(unread), 1, 0.85):
             yield Hit(f"{variable} is never set; did you mean {close[0]}?")

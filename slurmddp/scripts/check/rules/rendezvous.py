@@ -10,7 +10,8 @@ from slurmddp.scripts.check.launches import AGENTS, Launch
 from slurmddp.scripts.check.rule import Severity
 from slurmddp.scripts.check.rules.common import launch_rule
 from slurmddp.scripts.check.script import Script
-from slurmddp.scripts.check.values import likely, number, symbol_name, symbols
+from slurmddp.scripts.check.values import likely, symbol_name, symbols
+from slurmddp.scripts.sandbox.evaluate import number
 
 _LOOPBACK = re.compile(r"(tcp://)?(localhost|127\.\d+\.\d+\.\d+|0\.0\.0\.0|\[?::1\]?)(:|$)")
 #: Why ranks do not meet at an address, by its symbol.
