@@ -24,7 +24,7 @@ FIXTURES = Path(__file__).parent / "fixtures"
 LEFT = {
     "cpus-not-inherited", "deepspeed-per-node", "idle-gpus", "log-overwritten", "nccl-disabled", "no-cpus",
     "no-gpus", "no-requeue", "no-time", "sbatch-disabled", "sbatch-variable", "secret", "spool-path", "syntax",
-    "exit-code-lost", "random-port", "option-twice", "quoted-list", "empty-option",
+    "exit-code-lost", "random-port", "option-twice", "quoted-list", "literal-tilde", "empty-option",
     "too-many-ranks", "undefined-variable",
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ from slurmddp.scripts.check.finding import Hit, rule
 from slurmddp.scripts.check.launches import AGENTS, Launch
 from slurmddp.scripts.check.rules.common import launch_rule, launches
 from slurmddp.scripts.check.script import Script
-from slurmddp.scripts.check.values import SET_BY_SHELL, names_in, symbol_name, symbols
+from slurmddp.scripts.check.values import SET_BY_SHELL, names_in, symbol, symbol_name, symbols
 from slurmddp.scripts.sandbox.evaluate import number
 
 _SPREADS = re.compile(
@@ -278,6 +278,14 @@ def quoted_list(script: Script, launch: Launch) -> Iterator[Hit]:
     for before, word in zip(launch.program, launch.program[1:], strict=False):
         if _ONE_WORD.fullmatch(word) and not before.startswith("-"):
             yield Hit(f"'{word[:60]}' is one argument: the quotes keep the blanks in it")
+
+
+@launch_rule()
+def literal_tilde(script: Script, launch: Launch) -> Iterator[Hit]:
+    given = [f"{name}={value}" for name, value in launch.environment.items() if "tilde" in symbols(value)]
+    for word in [*given, *launch.words]:
+        if "tilde" in symbols(word) or "=~/" in word:
+            yield Hit(f"bash leaves the ~ of {word.replace(symbol('tilde'), '~')[:60]} as it is")
 
 
 @rule
