@@ -268,8 +268,11 @@ def _others(job: Imported, theirs: Evaluated, ours: Evaluated, main: Sequence[St
     """Leave each program that the script starts beside the launch and the job file does not."""
     known = {_words(job, each) for each in ours.started}
     venv = VENV in job.keys.get(("setup",), [])
+    steps = {each.step for each in theirs.started}
     for each in theirs.started:
         around = each.name in _TRANSPARENT or (venv and each.words[:2] == ("uv", "run") and each.words[2][:1] != "-")
+        if "--pty" in each.words and each.order not in steps:  # a shell, which waits for its user
+            around = False
         if each.name in SIF_PROGRAMS:  # with a program behind the image
             around = reader.container_of(each.words, {}).image not in ("", each.words[-1])
         name = each.words[1] if each.name == "source" and each.words[1:] else each.name

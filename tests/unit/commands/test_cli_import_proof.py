@@ -45,6 +45,7 @@ SCRIPTS: list[tuple[str, list[str] | None, dict[str, Any]]] = [
     ("echo a > hosts\nsrun python t.py", None, {}),
     ("cp /a /b\nsrun python t.py", None, {}),
     ("srun python t.py || srun python t.py --resume", None, {}),
+    ("srun --pty /bin/bash\nsrun python t.py", None, {}),
     ("until srun python t.py; do sleep 1; done", None, {}),
     ("export A=1\nsrun --export=NONE python t.py", None, {}),
     ("srun --gpus=2 python t.py", None, {}),
