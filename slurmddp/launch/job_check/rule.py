@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from slurmddp.errors import UserError
 from slurmddp.launch.job_check.cluster import Cluster
 from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.problems import absent_secrets, problems, unknown_here
-from slurmddp.scripts.check.rule import SEVERITIES, Rule, Severity, rule_texts
+from slurmddp.scripts.check.rule import SEVERITIES, Rule, Severity, rule_of
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,7 @@ _Check = Callable[[Subject], Iterator[Hit]]
 
 def rule(check: _Check) -> _Check:
     """Register a function as a rule: it yields a Hit for each thing that breaks it. job.rules has its texts."""
-    head, reason, source, *fix = rule_texts(Path(__file__).with_name("job.rules"))[check.__name__]
-    id, _, severity = head.partition(" ")
-    RULES.append(Rule(id, cast(Severity, severity), reason, source, "".join(fix), check))
+    RULES.append(rule_of(check, Path(__file__).with_name("job.rules")))
     return check
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
-from slurmddp.scripts.check.rule import SEVERITIES, Rule, Severity, rule_texts
+from slurmddp.scripts.check.rule import SEVERITIES, Rule, Severity, rule_of
 from slurmddp.scripts.check.script import Script
 
 
@@ -42,9 +42,7 @@ RULES: list[Rule[Script, Hit]] = []
 
 def rule(check: Callable[[Script], Iterator[Hit]]) -> Callable[[Script], Iterator[Hit]]:
     """Register a function as a rule: it yields a Hit for each place that breaks it. script.rules has its texts."""
-    head, reason, fix, source = rule_texts(Path(__file__).with_name("script.rules"))[check.__name__]
-    id, _, severity = head.partition(" ")
-    RULES.append(Rule(id, cast(Severity, severity), reason, source, fix, check))
+    RULES.append(rule_of(check, Path(__file__).with_name("script.rules")))
     return check
 
 
