@@ -57,7 +57,6 @@ class Draft:
 
     @cached_property
     def text(self) -> str:
-        """Return the whole script."""
         return "\n".join(self.lines)
 
     @cached_property
@@ -67,7 +66,6 @@ class Draft:
 
     @cached_property
     def findings(self) -> list[Finding]:
-        """Return what the rules find."""
         return check_script(self.script)
 
     @cached_property
@@ -89,7 +87,6 @@ class Draft:
         )
 
     def put(self, at: int, text: str) -> Draft:
-        """Replace a line."""
         return self._with(at, at + 1, text)
 
     def insert(self, at: int, *texts: str) -> Draft:
@@ -97,7 +94,6 @@ class Draft:
         return self._with(at, at, *texts)
 
     def remove(self, at: int) -> Draft:
-        """Remove a line."""
         return self._with(at, at + 1)
 
     def splice(self, at: int, start: int, end: int, text: str) -> Draft:

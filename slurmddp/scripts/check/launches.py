@@ -113,7 +113,6 @@ class Launch:
 
     @property
     def names(self) -> Names:
-        """Return what its launcher and its options are called."""
         return _NAMES[self.kind]
 
     @property

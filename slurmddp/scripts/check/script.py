@@ -43,7 +43,6 @@ class Script:
 
     @cached_property
     def commands(self) -> list[Command]:
-        """Return the commands of its text."""
         return commands(self.text.replace("\r\n", "\n")) if self.is_shell else []
 
     @property

@@ -37,17 +37,12 @@ class Command:
 
     words: list[str] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
-    then: str = ""  # the operator behind it
+    background: bool = False  # an & stands behind it
     loops: tuple[str, ...] = ()  # variables of the loops around it; "" for while and until
     branch: bool = False  # inside if or case, or behind || or a test and &&
     function: str = ""
     output: str = ""
     here: HereDocument | None = None
-
-    @property
-    def background(self) -> bool:
-        """Tell whether an & stands behind it."""
-        return self.then == "&"
 
     @property
     def line(self) -> int:
@@ -192,7 +187,7 @@ class _Reader:
         command, self.command = self.command, Command()
         if command == Command():
             return
-        command.then, words = sign.strip(), command.words
+        command.background, words = sign == "&", command.words
         del self.blocks[_DEEPEST:]
         if self.pattern:
             self.pattern = sign != ")" and words[:1] != ["esac"]

@@ -60,11 +60,9 @@ class Imported:
     run_text: str = ""  # of run.sh, if the job needs one
 
     def set(self, dotted: str, value: Any) -> None:
-        """Set a key."""
         self.keys[tuple(dotted.split("."))] = value
 
     def add(self, dotted: str, value: Any) -> None:
-        """Add to a list."""
         items = self.keys.setdefault(tuple(dotted.split(".")), [])
         if value not in items:
             items.append(value)
