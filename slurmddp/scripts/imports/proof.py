@@ -293,7 +293,7 @@ def _only_prints(job: Imported, start: Started) -> bool:
         return False
     text = "".join(job.script.lines[start.line - 1 : start.line])
     value = re.match(rf"\s*(export\s+)?\w+=.*\$\(.*{re.escape(start.name)}", text)
-    shows = start.name in _HARMLESS or start.words[1:2] in (("-c",), ("--version",), ("-V",))
+    shows = start.name in _HARMLESS or start.words[1:2] == ("-c",) or start.words[1:] in (("--version",), ("-V",))
     return shows or (start.streams[1].startswith("pipe:") and value is not None)
 
 

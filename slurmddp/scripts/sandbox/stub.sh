@@ -120,7 +120,7 @@ container() { # the words behind the image, with the variables that reach them
 behind() { # the first word behind a wrapper that is a program
     while [[ ${1-} ]]; do
         case $1 in
-            -o | --output) shift ;; # of nsys and strace
+            -o | --output | -V | --volume) shift ;; # of nsys, strace and shifter
             -* | *=* | [0-9]* | run | profile) ;;
             *) if [[ $1 = */* || $1 = *.py ]] || type -P -- "$1" >/dev/null; then start "$@"; return; fi ;;
         esac

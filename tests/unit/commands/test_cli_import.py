@@ -345,6 +345,7 @@ def test_a_launch_that_can_be_read_renders(cli: Cli, desk: Desk) -> None:
         ("srun numactl --membind=0 python train.py", "numactl --membind=0  ->  in front of the launch"),
         ("#SBATCH --gpu-bind=closest\nsrun --gpu-bind=none python t.py", "--gpus-per-task, --gpu-bind  ->  each rank"),
         ("srun --gpu-bind=closest shifter python t.py", "shifter  ->  in front of the launch"),
+        ("srun shifter -V /a:/b --image=x python t.py", "shifter -V /a:/b --image=x  ->  in front of the launch"),
         ("srun nsys profile -o /x/r -t none python t.py", "nsys profile -o /x/r -t none  ->  in front of"),
         ("bash /a/b.sh; srun torchrun t.py", "bash /a/b.sh"),
         (
