@@ -193,7 +193,8 @@ class Container(Model):
 class Network(Model):
     """Interface and variables of NCCL and Gloo. measure: the nodes' network is measured before the ranks start, null:
     with GPUs on several nodes; min_bandwidth: GB/s on the bus that this measurement should reach; allow_socket: TCP is
-    good enough where the site has a faster network."""
+    good enough where the site has a faster network; store_tls: the agents encrypt PyTorch's store on several nodes, and
+    accept nobody without the run's key pair, null: if openssl can make one at submission."""
 
     interface: Interface | None = None
     variables: Variables = {}
@@ -201,6 +202,7 @@ class Network(Model):
     measure: bool | None = None
     min_bandwidth: Annotated[float, Field(gt=0, le=100_000)] | None = None
     allow_socket: bool = False
+    store_tls: bool | None = None
 
 
 def _preflight(value: Any) -> Any:

@@ -23,7 +23,7 @@ from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.problems import refuse_problems
 from slurmddp.launch.quotas import home_warning
 from slurmddp.launch.workdir import files_before, relative_paths, shared_files, workdir_in
-from slurmddp.launch.write import run_files, survey_project
+from slurmddp.launch.write import run_files, survey_project, write_pair_of
 from slurmddp.records.rehearsal import VERDICT
 from slurmddp.records.submission import now
 from slurmddp.render.scripts import payloads, python_of_submit
@@ -190,6 +190,7 @@ def _fill(
     files = run_files(prepared, draft.final.id)
     refuse_values(variables, files)
     draft.write(files)
+    warnings.extend(write_pair_of(plan, draft.folder))
     snapshot.copy_runtime(draft.folder.code)
     project = Path(plan.program.project) if plan.program.project else None
     if (survey := survey_project(plan, *no_code)) is not None:

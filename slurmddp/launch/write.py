@@ -13,7 +13,7 @@ from slurmddp.launch.prepare import Prepared
 from slurmddp.launch.workdir import named_paths
 from slurmddp.render.documents import job_json, job_yaml, site_yaml
 from slurmddp.render.scripts import alert_files, job_script, node_script
-from slurmddp.run.create import make_folder, write_file, write_key
+from slurmddp.run.create import make_folder, write_file, write_key, write_pair
 from slurmddp.run.layout import RunFolder
 from slurmddp.run.snapshot import code_hash, copy_project, copy_runtime, hash_of, read_list
 from slurmddp.run.survey import Survey, shown, survey, survey_listed
@@ -123,9 +123,21 @@ def write_rendered(prepared: Prepared, folder: Path, say: Callable[[str], None])
             make_folder(made)
         if not run.key.exists():
             write_key(run.key)
+        if not run.pair.exists():
+            for warning in write_pair_of(prepared.plan, run):
+                say(f"warning: {warning}")
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}", todo="choose another one: --write DIR") from None
     return [*(folder / name for name in files), run.code_archive]
+
+
+def write_pair_of(plan: Plan, run: RunFolder) -> list[str]:
+    """Make the run's key pair, if the plan has use for one. Returns warnings. Raises UserError, OSError."""
+    if not plan.encrypts_store or not (why := write_pair(run.pair)):
+        return []
+    if plan.job.network.store_tls:
+        raise UserError(f"network.store_tls is true, but {why}", todo="install openssl, or remove the key")
+    return [f"the store between the nodes has no TLS: {why}. docs/security.md says what that leaves open"]
 
 
 def _project(prepared: Prepared, folder: Path, say: Callable[[str], None]) -> Survey | None:

@@ -33,6 +33,12 @@ class NotWarm(NamedTuple):
     why: str
 
 
+class StoreOpen(NamedTuple):
+    """the store between the nodes is open to others (network.store_tls)"""
+
+    why: str
+
+
 class ImageNotProtected(NamedTuple):
     """Slurm's SIGTERM would end the image's mount and the node's ranks"""
 
@@ -290,7 +296,7 @@ class Finished(NamedTuple):
 
 
 OF_RANKS = (
-    RankStarted, RanksStopped, RankExited, NotForked, NotWarm, ImageNotProtected, AgentPaused, Forged,
+    RankStarted, RanksStopped, RankExited, NotForked, NotWarm, StoreOpen, ImageNotProtected, AgentPaused, Forged,
     Started, WeightsLoaded, CheckpointRejected, Resumed, Ready, FirstStep, StepSkipped, Evaluated, CheckpointSaved,
     CheckpointFailed, StragglerBegins, StragglerEnds, LinksProbed, Profiled, Hang, HangReported, HangOver,
     NoProcessGroup, Restarted, KeepingSave, SaveKept, ProcessGroupMade, Error, Stopping, Timing, Finished,

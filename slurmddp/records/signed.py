@@ -28,8 +28,9 @@ class UnsafeKeyError(ValueError):
 class Key:
     """Signs and checks. Two keys of the same secret accept each other's signatures."""
 
-    def __init__(self, secret: bytes) -> None:
-        self.secret = secret
+    def __init__(self, secret: bytes, pair: str = "", why: str = "") -> None:
+        """pair: the file with the run's key pair for TLS, if there is one. why: why submission could not make one."""
+        self.secret, self.pair, self.why = secret, pair, why
 
     def seal(self, content: bytes, *where: str) -> bytes:
         """Return `content` with its signature, as ASCII. `where`: what it belongs to, such as a rendezvous id."""
@@ -53,8 +54,18 @@ class Key:
         return total.digest()
 
 
-def load(path: str) -> Key:
-    """Return the key in a file. Raises UnsafeKeyError."""
+def load(path: str, pair: str = "") -> Key:
+    """Return the key in a file. pair: the file of the key pair, which need not be there. Raises UnsafeKeyError."""
+    secret = _read(path)
+    if len(secret) < _SHORTEST:
+        raise UnsafeKeyError("the run's key {} is too short: submit the run again".format(path))
+    if not pair or not os.path.lexists(pair):
+        return Key(secret)
+    content = _read(pair)
+    return Key(secret, pair) if content.startswith(b"-----BEGIN ") else Key(secret, why=content.decode().strip())
+
+
+def _read(path: str) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
@@ -64,10 +75,7 @@ def load(path: str) -> Key:
             if facts.st_mode & 0o077:
                 text = "other users can read the run's key {}: chmod 600 it, or submit the run again"
                 raise UnsafeKeyError(text.format(path))
-            secret = file.read(_LONGEST)
+            return file.read(_LONGEST)
     except OSError as error:
         text = "cannot read the run's key {}: {}. Submit the run again"
         raise UnsafeKeyError(text.format(path, error.strerror)) from error
-    if len(secret) < _SHORTEST:
-        raise UnsafeKeyError("the run's key {} is too short: submit the run again".format(path))
-    return Key(secret)

@@ -9,6 +9,7 @@ import re
 import secrets
 import stat
 import string
+import subprocess
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +24,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _TRIES = 100
 #: Bits of a mode: group and others may write.
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+#: A key pair with which the nodes of a run know each other: a key on P-256, and a certificate signed with it.
+_PAIR = (
+    *("openssl", "req", "-x509", "-nodes", "-days", "3650", "-subj", "/CN=slurmddp", "-keyout", "-", "-out", "-"),
+    *("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-pkeyopt", "ec_param_enc:named_curve"),
+)
 _TODO = "choose another runs folder: --set paths.runs=FOLDER"
 
 
@@ -198,6 +204,20 @@ def write_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 def write_key(path: Path) -> None:
     """Make a run's key, which nobody but its owner may read. Raises OSError, also where it exists."""
     write_file(path, secrets.token_hex(32).encode() + b"\n", mode=0o600)
+
+
+def write_pair(path: Path) -> str:
+    """Make a run's key pair for TLS with openssl. Returns why there is none, as does the file. Raises OSError."""
+    try:
+        made = subprocess.run(_PAIR, stdin=subprocess.DEVNULL, capture_output=True, timeout=20, check=True).stdout
+        why = "" if made.count(b"-----BEGIN ") == 2 else "openssl did not make a key pair"
+    except FileNotFoundError:
+        why = "this machine has no openssl to make a key pair with"
+    except (OSError, subprocess.SubprocessError) as error:
+        printed = getattr(error, "stderr", None) or b""
+        why = f"openssl did not make a key pair: {printed.decode(errors='replace')[-300:] or error}"
+    write_file(path, " ".join(why.split()).encode() if why else made, mode=0o600)
+    return why
 
 
 def folder_error(error: OSError, path: Path) -> UserError:

@@ -25,6 +25,7 @@ from slurmddp.records.rank_events import (
     Resumed,
     SaveKept,
     Stopping,
+    StoreOpen,
     Timing,
 )
 from slurmddp.run.timeline import Mark, milliseconds
@@ -42,6 +43,7 @@ _WITHOUT = {
     NotForked: "recovery.fork: no forked ranks",
     NotWarm: "recovery.spares_warm: no warm agent",
     NoStandby: "recovery.standby: no other node can replace job.sh",
+    StoreOpen: "network.store_tls: the store is open to others",
     ImageNotProtected: "scancel and requeues leave the ranks no time to save: Slurm's SIGTERM ends the image's mount",
 }
 #: What `restarted` says of a start of a script of the user's own.
@@ -196,7 +198,7 @@ def without_notices(events: Iterable[Event]) -> tuple[str, ...]:
     """Return a text for each reason for which nodes did without one of these, with the nodes."""
     nodes: dict[tuple[str, str], set[str]] = {}
     for event in events:
-        if isinstance(event.facts, NotForked | NotWarm | NoStandby | ImageNotProtected):
+        if isinstance(event.facts, NotForked | NotWarm | NoStandby | StoreOpen | ImageNotProtected):
             what = _WITHOUT[type(event.facts)]
             nodes.setdefault((what, event.facts.why), set()).add(event.node or "an unknown node")
     return tuple(f"{what} on {', '.join(sorted(on))}: {why}" for (what, why), on in nodes.items())

@@ -14,8 +14,8 @@ START = "SLURMDDP_START"
 #: What the job says of the saves of a script of the user's own, and of the arguments with which it loads one: an object
 #: of JSON. And the save that this start may load, which slurmddp.runtime.agent has chosen.
 RESUME, CHECKPOINT = "SLURMDDP_RESUME", "SLURMDDP_CHECKPOINT"
-#: The folder of the file in which the ranks of one start meet: nobody else can enter it. Set on one node only, by the
-#: agent, or by node.sh with launch.mode srun.
+#: Where the ranks of one start meet, past strangers. On one node, the folder of a file, which nobody else can enter;
+#: set by the agent, or by node.sh with launch.mode srun. On several nodes with TLS, HOST:PORT of the node's agent.
 STORE = "SLURMDDP_STORE"
 
 
@@ -56,6 +56,12 @@ def read(environ: Mapping[str, str] = os.environ) -> Environment:
 def own_node(environ: Mapping[str, str] = os.environ) -> str:
     """Return this node's name, as node.sh gives it; outside of a run, the host's."""
     return environ.get("SLURMDDP_NODE") or socket.gethostname()
+
+
+def local_store(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
+    """Return where the ranks of this node reach the store of several nodes that use TLS; None if they do not."""
+    host, _, port = environ.get(STORE, "").rpartition(":")
+    return (host, int(port)) if host and port.isdecimal() and "/" not in host else None
 
 
 def earlier_checkpoints(environ: Mapping[str, str] = os.environ) -> list[Path]:

@@ -11,7 +11,8 @@ from slurmddp.shared.run_folder import RunFolder
 
 def load(run: Path) -> Key:
     """Return the key of a run folder. Raises UserError if it is missing, or somebody else may know or have made it."""
+    folder = RunFolder(run)
     try:
-        return signed.load(str(RunFolder(run).key))
+        return signed.load(str(folder.key), str(folder.pair))
     except signed.UnsafeKeyError as error:
         raise UserError(str(error)) from error

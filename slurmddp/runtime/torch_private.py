@@ -18,23 +18,50 @@ from typing import Any, BinaryIO, NoReturn
 
 import torch
 
-from slurmddp.runtime.environment import STORE, stat_fields
+from slurmddp.runtime.environment import STORE, local_store, stat_fields
 from slurmddp.runtime.errors import UserError
 
 #: Makes the store of `env://` and `tcp://`: torch 2.2 to 2.15. `register_rendezvous_handler` refuses both names.
 _MAKER = "_create_c10d_store"
 
 
-def meet_in_file() -> None:
+def meet_privately() -> None:
+    """Let this process meet the other ranks where no stranger is: see STORE, without which it does nothing.
+
+    Call it when torch.distributed is loaded.
+    """
+    folder = os.environ.get(STORE, "")
+    if (agent := local_store()) is not None:
+        _meet_through(*agent)
+    elif folder and os.path.isdir(folder):  # else such as in a container that a script of the user's starts
+        _meet_in_file(folder)
+
+
+def _meet_through(local: str, local_port: int) -> None:
+    """Let clients of the ranks' store connect with this node's agent, which connects with the head through TLS.
+
+    MASTER_ADDR stays the head's, on which a script may have ports of its own.
+    """
+    kind: Any = importlib.import_module("torch.distributed").TCPStore
+    plain = kind.__init__
+    if hasattr(plain, "slurmddp"):
+        return
+
+    def init(self: Any, host_name: str, port: int, *more: Any, **options: Any) -> None:
+        if (host_name, str(port)) == (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")):
+            host_name, port = local, local_port
+        plain(self, host_name, port, *more, **options)
+
+    init.slurmddp = True  # type: ignore[attr-defined]
+    kind.__init__ = init
+
+
+def _meet_in_file(folder: str) -> None:
     """Let `env://` of this process meet the other ranks in a file, which no other user can open.
 
-    Everybody on the node reaches the TCP store of torch, and whoever writes there can join as a rank. Call it when
-    torch.distributed is loaded. Without STORE it does nothing. If torch lacks the private name, it says so, and the
-    ranks meet as torch has it.
+    Everybody on the node reaches the TCP store of torch, and whoever writes there can join as a rank. If torch lacks
+    the private name, it says so, and the ranks meet as torch has it.
     """
-    folder = os.environ.get(STORE)
-    if not folder or not os.path.isdir(folder):  # such as in a container that a script of the user's starts
-        return
     module: Any = sys.modules.get("torch.distributed.rendezvous")
     plain = getattr(module, _MAKER, None)
     if plain is None:

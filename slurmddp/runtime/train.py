@@ -1,5 +1,6 @@
 """The bundled entrypoint, started by torchrun on every rank: python -m slurmddp.runtime.train RUN_DIR."""
 
+import atexit
 import os
 import signal
 import sys
@@ -145,3 +146,5 @@ def _report(error: BaseException, env: environment.Environment | None) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+    atexit._run_exitfuncs()  # a task of the user's own may have some
+    leave(0)  # The interpreter's own end takes seconds once torch is loaded: scancel may not leave that time.

@@ -156,7 +156,7 @@ def start(
         device, backend = torch.device("cpu"), "gloo"
     if store is not None:
         options |= {"store": store, "rank": environment.rank, "world_size": size}
-    torch_private.meet_in_file()
+    torch_private.meet_privately()
     dist.init_process_group(backend, timeout=limit, **options)
     return around(environment, device, limit)
 

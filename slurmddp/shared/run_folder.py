@@ -32,6 +32,8 @@ class RunFolder:
     accelerate = Named("accelerate.yaml")
     #: The key that signs the run's messages between nodes. Only the owner can read it (mode 0600).
     key = Named("rendezvous.key")
+    #: Private key and certificate of the run, for TLS between its nodes (mode 0600); or why there is none, in a line.
+    pair = Named("rendezvous.pem")
     #: The stop file: where it exists, ranks save a checkpoint, then exit.
     stop = Named("stop")
     #: The events: JSON lines, append only.

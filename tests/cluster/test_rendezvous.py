@@ -16,6 +16,16 @@ from .runs import NO_PREFLIGHT, Alice, Run
 PLANTED = "/tmp/planted-by-bob"
 #: All that bob needs to know is in the command line of an agent.
 LOOK = "tr '\\0' ' ' </proc/{pid}/cmdline"
+#: What a client of torch's store sends first, VALIDATE and PING, and what it gets for that.
+ASK = """
+import socket, sys
+try:
+    with socket.create_connection((sys.argv[1], int(sys.argv[2])), 5) as connection:
+        connection.sendall(bytes([0, 0xCE, 0xF7, 0x85, 0x3C, 13, 1, 0, 0, 0]))
+        print(connection.recv(100).hex())
+except OSError as error:
+    print(type(error).__name__)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +48,7 @@ def bob_plants(cluster: Cluster, node: str, command_line: str, at: int = 0) -> N
 
 def test_bob_ends_an_attempt_at_most_and_runs_no_code(alice: Alice) -> None:
     cluster = alice.cluster
-    run = alice.submit(alice.job_file("attacked", train={"steps": 100000}))
+    run = alice.submit(alice.job_file("attacked", train={"steps": 100000}, network={"store_tls": False}))
     run.wait_for_step(5)
     while not any(run.folder.glob("checkpoints/step-*/COMPLETE")):
         time.sleep(0.1)
@@ -56,6 +66,30 @@ def test_bob_ends_an_attempt_at_most_and_runs_no_code(alice: Alice) -> None:
     assert "somebody else changed the state of rendezvous" in logs, logs
     cause = run.wait_for_event("attempt_ended")["cause"]
     assert "somebody else" in cause, cause
+    alice.command("cancel", run.id, "--wait", timeout=90)
+
+
+def test_bob_gets_nothing_from_the_ranks_store(alice: Alice) -> None:
+    """With TLS between two nodes: on the ports of the agents' and the ranks' stores, from both nodes."""
+    cluster = alice.cluster
+    run = alice.submit(alice.job_file("encrypted", train={"steps": 100000}, recovery=NO_PREFLIGHT))
+    run.wait_for_step(5)
+    opened = [row for row in run.lines("events.jsonl") if row["event"] == "store_open"]
+    assert all("its kernel refuses a filter" in row["why"] for row in opened), opened
+    for node in ("node1", "node2"):
+        ours = cluster.sh(node, "ss -Hltnp", user="root").stdout.splitlines()
+        agents = {
+            str(pid) for at, pid, command in run.processes() if at == node and "slurmddp.runtime.agent" in command
+        }
+        stores = [line.split()[3] for line in ours if agents & set(re.findall(r"pid=(\d+)", line))]
+        assert stores, ours
+        for host, _, port in (each.rpartition(":") for each in stores):
+            if opened and host == "127.0.0.1" and f"127.0.0.2:{port}" in stores:
+                continue  # the store itself, on a kernel that does not let alice filter its port: `status` says so
+            told = cluster.run(node, ["python3", "-c", ASK, host, port], user="bob", check=False)
+            assert told.stdout.strip() in ("", "TimeoutError", "ConnectionResetError"), (node, host, port, told.stdout)
+    run.wait_for_step(max(row["step"] for row in run.metrics()) + 5)
+    assert not [row for row in run.lines("events.jsonl") if row["event"] in ("forged", "resumed")]
     alice.command("cancel", run.id, "--wait", timeout=90)
 
 

@@ -67,7 +67,7 @@ def test_missing_data_is_one_message(tmp_path: Path) -> None:
 
 
 def test_lm_needs_neither_numpy_nor_pil(tmp_path: Path) -> None:
-    """One rank without torchrun: its variables are enough. The two cannot be found."""
+    """One rank without torchrun: its variables are enough. The two cannot be found. It exits at once."""
     run = Run.create(
         tmp_path / "run",
         train__task="lm",
@@ -78,7 +78,7 @@ def test_lm_needs_neither_numpy_nor_pil(tmp_path: Path) -> None:
         train__deterministic=True,
     )
     code = """
-import sys
+import os, runpy, sys
 class Hiding:
     def __init__(self, finder):
         self.finder = finder
@@ -86,10 +86,13 @@ class Hiding:
         hidden = name.partition(".")[0] in ("numpy", "PIL")
         return None if hidden else self.finder.find_spec(name, path, target)
 sys.meta_path[:] = [Hiding(finder) for finder in sys.meta_path]
-from slurmddp.runtime import train
-train.main(sys.argv[1:])
-assert not {"numpy", "PIL"} & set(sys.modules)
-print("clean end")
+plain = os._exit
+def leave(code):
+    assert not {"numpy", "PIL"} & set(sys.modules)
+    print("clean end", flush=True)
+    plain(code)
+os._exit = leave
+runpy.run_module("slurmddp.runtime.train", run_name="__main__")
 """
     variables = {
         "RANK": "0",

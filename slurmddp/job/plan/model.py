@@ -279,6 +279,11 @@ class Plan(NamedTuple):
         return self.nodes.max > 1 and (self.layout.gpus_per_node > 0 if setting is None else setting)
 
     @property
+    def encrypts_store(self) -> bool:
+        """Return whether agents of several nodes shall use TLS. With launch.mode srun there are none."""
+        return self.nodes.max > 1 and not self.srun and self.job.network.store_tls is not False
+
+    @property
     def gpu_hours(self) -> float | None:
         """GPU-hours that the job may use, at most; None where no time limit is known, or not how many GPUs."""
         hours = self.node_hours

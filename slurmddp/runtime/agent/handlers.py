@@ -26,10 +26,11 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from slurmddp.records import next_save
 from slurmddp.records.address import is_loopback
-from slurmddp.records.rank_events import RanksStopped
+from slurmddp.records.rank_events import RanksStopped, StoreOpen
 from slurmddp.runtime import torch_private
 from slurmddp.runtime.agent import stores
 from slurmddp.runtime.agent.signed import SignedBackend, SignedStore
+from slurmddp.runtime.agent.tunnel import LOOPBACK, Tunnel
 from slurmddp.runtime.environment import CHECKPOINT, RESUME, START, STORE, earlier_checkpoints
 from slurmddp.runtime.errors import UserError
 from slurmddp.runtime.journal import Events, read_events
@@ -50,7 +51,9 @@ def register(key: Key, events: Events, folder: RunFolder, environ: Mapping[str, 
     saves = read_saves(environ, folder, events)
 
     def handler(name: str, make: Callable[..., RendezvousHandler], parameters: RendezvousParameters) -> "Handler":
-        return Handler(name, make(parameters, key), parameters, events, folder.stop, saves)
+        if key.why and parameters.max_nodes > 1:
+            events.write(StoreOpen(key.why))
+        return Handler(name, make(parameters, key), parameters, events, folder.stop, saves, key.pair)
 
     for name, make in ((C10D, _c10d), (STATIC, _static)):
         rendezvous_handler_registry.register(name, partial(handler, name, make))
@@ -92,12 +95,17 @@ class Handler(RendezvousHandler):
         events: Events,
         stop: Path,
         saves: Saves | None,
+        pair: str,
     ) -> None:
-        """`inner`: its `next_rendezvous` returns a SignedStore. stop: the file that asks the ranks to stop."""
-        self._stop, self._saves = stop, saves
+        """`inner`: its `next_rendezvous` returns a SignedStore. stop: the file that asks the ranks to stop.
+
+        pair: the run's key pair for TLS, if there is one.
+        """
+        self._stop, self._saves, self._pair = stop, saves, pair
         self._name, self._inner, self._parameters, self._events = name, inner, parameters, events
         self._met = False
         self._ranks_store: TCPStore | None = None
+        self._tunnel: Tunnel | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def get_backend(self) -> str:
@@ -117,18 +125,29 @@ class Handler(RendezvousHandler):
             self._events.write(RanksStopped())
         self._met = True
         self._ranks_store = None  # the ranks of the start before are gone
+        if self._tunnel:
+            self._tunnel.close()
+            self._tunnel = None
         found = self._inner.next_rendezvous()
         store: Any = found.store
         if found.rank == 0:
             name, several = self._own_name(), self._parameters.max_nodes > 1
             address = stores.resolve(name, 0)
-            self._ranks_store = stores.serve(address, 0, _RANKS_TIMEOUT, several_nodes=several)
+            served = stores.serve(address, 0, _RANKS_TIMEOUT, several_nodes=several, pair=self._pair)
+            self._ranks_store, self._tunnel = served.store, served.tunnel
+            if self._tunnel and self._tunnel.is_open:
+                self._events.write(StoreOpen("users of this node reach it: its kernel refuses a filter on the port"))
             checkpoint = self._saves.before_start() if self._saves else ""
-            store.set(_RANKS_STORE, json.dumps([name, self._ranks_store.port, checkpoint]))
+            store.set(_RANKS_STORE, json.dumps([name, served.port, checkpoint]))
         name, port, os.environ[CHECKPOINT] = json.loads(store.get(_RANKS_STORE))
         os.environ[START] = store.start
         if self._parameters.max_nodes == 1:
             os.environ[STORE] = self._folder_of_start()
+        elif self._pair:
+            if self._tunnel is None:
+                limit = _RANKS_TIMEOUT.total_seconds()
+                self._tunnel = Tunnel().forward(stores.resolve(name, port), port, self._pair, limit)
+            os.environ[STORE] = "{}:{}".format(*self._tunnel.local)
         return RendezvousInfo(store, found.rank, found.world_size, RendezvousStoreInfo(name, port))
 
     def _folder_of_start(self) -> str:
@@ -140,7 +159,7 @@ class Handler(RendezvousHandler):
     def _own_name(self) -> str:
         """MASTER_ADDR, where this node is the first one: the address, or else the name, by which ranks reach it."""
         if self._parameters.max_nodes == 1:
-            return stores.LOOPBACK
+            return LOOPBACK
         if self._parameters.local_addr:
             return self._parameters.local_addr
         host, port = _endpoint(self._parameters)
@@ -180,7 +199,7 @@ class _Static(StaticTCPRendezvous):
 
 def _static(parameters: RendezvousParameters, key: Key) -> RendezvousHandler:
     timeout = datetime.timedelta(seconds=parameters.get_as_int("timeout", 600) or 600)
-    store = PrefixStore(parameters.run_id, _agents_store(parameters, timeout, is_host=_rank(parameters) == 0))
+    store = PrefixStore(parameters.run_id, _agents_store(parameters, timeout, key.pair, is_host=_rank(parameters) == 0))
     return _Static(parameters, SignedStore(store, key, _where(parameters), start=0))
 
 
@@ -189,14 +208,14 @@ def _c10d(parameters: RendezvousParameters, key: Key) -> RendezvousHandler:
     is_host = parameters.get_as_bool("is_host", parameters.max_nodes == 1 or None)
     if is_host is None:
         raise UserError("--rdzv-conf has no is_host: give 1 on the head node and 0 on the others")
-    store, where = _agents_store(parameters, timeout, is_host=is_host), _where(parameters)
+    store, where = _agents_store(parameters, timeout, key.pair, is_host=is_host), _where(parameters)
     backend = SignedBackend(C10D, C10dRendezvousBackend(store, parameters.run_id), key, where)
     inner: Any = create_handler(store, backend, parameters)
     torch_private.replace_store(inner, lambda store, start: SignedStore(store, key, where, start=start))
     return inner  # type: ignore[no-any-return]
 
 
-def _agents_store(parameters: RendezvousParameters, timeout: datetime.timedelta, *, is_host: bool) -> Store:
+def _agents_store(parameters: RendezvousParameters, timeout: datetime.timedelta, pair: str, *, is_host: bool) -> Store:
     """Return the store in which the agents meet. Raises UserError if its port is in use."""
     if parameters.max_nodes == 1:
         # One agent has nobody to meet: a store inside of this process, which no other user can reach.
@@ -206,8 +225,8 @@ def _agents_store(parameters: RendezvousParameters, timeout: datetime.timedelta,
     host, port = _endpoint(parameters)
     address = stores.resolve(host, port)
     if is_host:
-        return stores.serve(address, port, timeout, several_nodes=True)
-    return stores.connect(address, port, timeout)
+        return stores.serve(address, port, timeout, several_nodes=True, pair=pair).store
+    return stores.connect(address, port, timeout, pair)
 
 
 def _endpoint(parameters: RendezvousParameters) -> tuple[str, int]:

@@ -77,6 +77,8 @@ class SignedStore:
     def set(self, name: str, value: str | bytes) -> None:
         content = value.encode() if isinstance(value, str) else value
         self._store.set(name, self._key.seal(content, *self._where, name).decode())
+        # torch does not wait for an answer to a set. With TLS, a process that exits now would take the value along.
+        self._store.check([name])
 
     def get(self, name: str) -> bytes:
         """Waits until the value is there. Raises ForgedError for one that is not signed."""

@@ -5,15 +5,15 @@ import errno
 import socket
 import time
 from functools import partial
+from typing import NamedTuple
 
 from torch.distributed import TCPStore
 
 from slurmddp.records.address import is_loopback
+from slurmddp.runtime.agent.tunnel import LOOPBACK, Tunnel, listen
 from slurmddp.runtime.errors import UserError
 
-LOOPBACK = "127.0.0.1"
 _ANY = "0.0.0.0"
-_BACKLOG = 4096  # a connection for each rank, at once
 _PATIENCE = 5.0  # seconds in which a port that is in use may become free: a job that ends may still hold it
 
 
@@ -36,8 +36,16 @@ def own_address(peer: str, port: int) -> str:
         raise UserError(f"has no route to {peer}: {error.strerror}") from error
 
 
-def serve(address: str, port: int, timeout: datetime.timedelta, *, several_nodes: bool) -> TCPStore:
-    """Return a store that listens on `address` only; port 0: any free one.
+class Served(NamedTuple):
+    """A store of this process. port: where the other nodes reach it; tunnel: with TLS, for the caller to close."""
+
+    store: TCPStore
+    port: int
+    tunnel: Tunnel | None = None
+
+
+def serve(address: str, port: int, timeout: datetime.timedelta, *, several_nodes: bool, pair: str = "") -> Served:
+    """Return a store that listens on `address` only; port 0: any free one. With the run's key pair, through TLS.
 
     Where the other nodes cannot reach `address` (a head whose own name leads to the loopback interface, or to an
     address of a router), it listens on all interfaces. Raises UserError where the port is in use.
@@ -52,25 +60,32 @@ def serve(address: str, port: int, timeout: datetime.timedelta, *, several_nodes
     if listener is None:
         raise UserError(f"cannot listen on {address}: it is not an address of this node")
     port = int(listener.getsockname()[1])
-    # From here on it is the store's, which closes it.
-    make = partial(
-        TCPStore,
-        LOOPBACK if address == _ANY else address,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timeout,
-        master_listen_fd=listener.detach(),
-    )
+    if not (several_nodes and pair):
+        return Served(_store(LOOPBACK if address == _ANY else address, port, listener, timeout), port)
     try:
-        return make()
+        inside = listen(LOOPBACK, 0)
+        tunnel = Tunnel().host(listener, inside, pair)
+    except OSError as error:
+        raise UserError(f"cannot encrypt the store: {error}. Set network.store_tls to false") from error
+    return Served(_store(*tunnel.local, inside, timeout), port, tunnel)
+
+
+def _store(host: str, port: int, listener: socket.socket, timeout: datetime.timedelta) -> TCPStore:
+    """Return a store that accepts from the listener, and its client, which connects with `host`."""
+    make = partial(TCPStore, host, port, is_master=True, wait_for_workers=False, timeout=timeout)
+    listening = listener.detach()  # From here on it is the store's, which closes it.
+    try:
+        return make(master_listen_fd=listening)
     except RuntimeError as error:
         if "libuv" not in str(error):
             raise
-        return make(use_libuv=False)  # torch 2.4: only the older kind of store takes a socket
+        return make(master_listen_fd=listening, use_libuv=False)  # torch 2.4: only the older kind takes a socket
 
 
-def connect(address: str, port: int, timeout: datetime.timedelta) -> TCPStore:
+def connect(address: str, port: int, timeout: datetime.timedelta, pair: str = "") -> TCPStore:
+    """Return a client of the head's store. With the run's key pair: through TLS, as long as this process lives."""
+    if pair:
+        address, port = Tunnel().forward(address, port, pair, timeout.total_seconds()).local
     return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
 
 
@@ -79,25 +94,13 @@ def _listen(address: str, port: int) -> socket.socket | None:
     deadline = time.monotonic() + _PATIENCE
     while True:
         try:
-            return _listener(address, port)
+            return listen(address, port)
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
                 return None
             if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
                 raise UserError(f"cannot listen on port {port} of {address}: {error.strerror}") from error
         time.sleep(0.2)
-
-
-def _listener(address: str, port: int) -> socket.socket:
-    listener = socket.socket(_family(address), socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, port))
-        listener.listen(_BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def _family(address: str) -> socket.AddressFamily:

@@ -30,7 +30,7 @@ if "SLURMDDP_TEMPLATE" in os.environ:
         os._exit(1)
     del forking_template
 _plain_exit = sys.exit
-#: Whether the ranks of this node meet in a file, and whether the script is observed.
+#: Whether the ranks meet where no stranger is, and whether the script is observed.
 _MEETS = "SLURMDDP_STORE" in os.environ
 _OBSERVED = {"SLURMDDP_RUN", "SLURMDDP_OBSERVE"} <= {*os.environ}
 _code: object = None
@@ -121,9 +121,9 @@ def _prepare() -> None:
         try:
             from slurmddp.runtime import torch_private
         except ImportError as error:  # such as a script that has changed sys.path
-            print(f"slurmddp: note: other users of this node reach the store of the ranks: {error}", file=sys.stderr)
+            print(f"slurmddp: note: this process does not meet the others past strangers: {error}", file=sys.stderr)
         else:
-            torch_private.meet_in_file()
+            torch_private.meet_privately()
     if _OBSERVED:
         _observe()
 

@@ -81,9 +81,10 @@ class Rank:
         own, limit = self._own, datetime.timedelta(seconds=self._own.wait)
         address = stores.resolve(own.head, own.port)
         if own.rank == 0:
-            self._plain = stores.serve(address, own.port, limit, several_nodes=len(own.nodes) > 1)
+            several = len(own.nodes) > 1
+            self._plain = stores.serve(address, own.port, limit, several_nodes=several, pair=own.pair).store
         else:
-            self._plain = stores.connect(address, own.port, limit)
+            self._plain = stores.connect(address, own.port, limit, own.pair)
         self._store = self._signed(self._plain)
         self._store.set(f"here/{own.node}/{own.local}", "1")
         self._meet("joined")
@@ -138,7 +139,8 @@ class Rank:
         """Use further process groups. If one hangs, rank 0 writes the verdict, and the process exits."""
         own = self._own
         # A client of the store answers one thread at a time, and torch waits in the first one.
-        plain = stores.connect(stores.resolve(own.head, own.port), own.port, datetime.timedelta(seconds=_LIMIT))
+        address = stores.resolve(own.head, own.port)
+        plain = stores.connect(address, own.port, datetime.timedelta(seconds=_LIMIT), own.pair)
         signed = self._signed(plain)
 
         def noted(key: str) -> bool:

@@ -36,6 +36,11 @@ class Settings:
     attempt: str
 
     @property
+    def pair(self) -> str:
+        """Return the key pair for TLS, which several nodes use where there is one."""
+        return self.key.pair if len(self.nodes) > 1 else ""
+
+    @property
     def rank(self) -> int:
         return self.number * self.ranks + self.local
 

@@ -16,7 +16,7 @@ class Worlds:
     """Every rank makes one, and calls `join` with the same numbers."""
 
     def __init__(self, env: Environment, *, timeout: float) -> None:
-        torch_private.meet_in_file()
+        torch_private.meet_privately()
         self._env, self._timeout, self._number = env, timeout, 0
         self._store: dist.Store = next(iter(rendezvous("env://", timeout=datetime.timedelta(seconds=timeout))))[0]
 

@@ -4,13 +4,15 @@ import contextlib
 import datetime
 import json
 import os
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from torch.distributed import Store, TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore
 
 from slurmddp.runtime.agent import stores
+from slurmddp.runtime.environment import local_store
 from slurmddp.runtime.watch.blame import Beat, Verdict, blame
 from slurmddp.runtime.world import World
 
@@ -121,16 +123,24 @@ class Exchange(threading.Thread):
 
 
 def connect(world: World) -> Store:
-    """Return a store for heartbeats, hosted by rank 0 on a free port. Every rank has to call it, and all fail alike."""
+    """Return a store for heartbeats. Every rank has to call it, and all fail alike.
+
+    On several nodes with TLS it is a part of the ranks' store; else rank 0 hosts it on a free port.
+    """
     server: TCPStore | None = None
+    through = local_store()
 
     def host() -> tuple[str, int]:
         nonlocal server
+        if through is not None:
+            return secrets.token_hex(8), 0
         name = os.environ.get("MASTER_ADDR", "localhost")  # By which all ranks have reached rank 0 already.
         several = int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1
-        server = stores.serve(stores.resolve(name, 0), 0, _CONNECT, several_nodes=several)
+        server = stores.serve(stores.resolve(name, 0), 0, _CONNECT, several_nodes=several).store
         return name, server.port
 
     name, port = world.on_main(host)
+    if through is not None:
+        return world.together(lambda: PrefixStore(name, stores.connect(*through, _CONNECT)))
     own = server
     return world.together(lambda: own or stores.connect(name, port, _CONNECT))

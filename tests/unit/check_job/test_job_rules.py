@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -212,7 +213,8 @@ def test_what_slurm_itself_refuses(check: Callable[..., list[Finding]]) -> None:
 def test_every_rule_is_tested_here() -> None:
     """Some are tested by the warnings of `submit`."""
     elsewhere = {"accelerate-layout", "image-driver", "site-bind", "login-node"}
-    here = {"stop-lead", "local-folder", "space", "alert-address", "slurm-refuses"} | {rule for rule, *_ in BAD}
+    here = {"stop-lead", "local-folder", "space", "alert-address", "slurm-refuses", "no-store-tls"}
+    here |= {rule for rule, *_ in BAD}
     assert here | elsewhere == {rule.id for rule in RULES}
     levels: set[Severity] = {rule.severity for rule in RULES}
     assert levels <= {"error", "warning", "note"}
@@ -243,6 +245,18 @@ def _link(rule: Rule[Subject, Hit]) -> str:
 def silent(found: JobAnswer) -> list[str]:
     """What the answer says of commands of Slurm that did not answer."""
     return [line for line in found.not_checked if line.split(":")[0] in ("scontrol", "sinfo", "sacctmgr", "sbatch")]
+
+
+def test_without_openssl_nodes_cannot_encrypt_their_store(
+    check: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name, **more: None if name == "openssl" else plain(name, **more))
+    for options, severity in (("resources.nodes=2",), "warning"), (("network.store_tls=true",), "error"):
+        (found,) = (each for each in check(*options) if each.rule.id == "no-store-tls")
+        assert found.severity == severity and "no openssl" in found.message
+    for option in ("resources.nodes=1", "network.store_tls=false"):
+        assert "no-store-tls" not in {each.rule.id for each in check(option)}
 
 
 def test_without_slurm_the_rest_is_checked_and_the_answer_says_so(desk: Desk) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp.run import create
 from slurmddp.sites.catalogue import Catalogue
 from tests.checkpoints import make_checkpoint
 from tests.helpers import ROOT, SHELL, SIF, Desk, Result
@@ -369,6 +370,35 @@ def test_the_resolved_job_can_be_submitted_as_it_stands(ready: Desk, cli: Cli) -
     assert json.loads(again.out)["scripts"]["job.sh"] == (run / "job.sh").read_text()
 
 
+# --- key pairs
+
+
+@pytest.mark.parametrize(("asked", "code"), [("null", 0), ("true", 2)])
+def test_without_openssl_a_run_has_no_tls_and_says_so_or_is_refused(
+    ready: Desk, cli: Cli, monkeypatch: pytest.MonkeyPatch, asked: str, code: int
+) -> None:
+    monkeypatch.setattr(create, "_PAIR", ("absent-openssl",))
+    ready.program("sbatch", "#!/bin/bash\necho 4711\n")
+    done = cli("submit", "job.yaml", "--json", "--set", f"network.store_tls={asked}")
+    why = "this machine has no openssl to make a key pair with"
+    assert done.code == code, done.err
+    if code:
+        assert f"network.store_tls is true, but {why}" in done.err and "4711" not in done.out
+        return
+    answer = json.loads(done.out)
+    assert [text for text in answer["warnings"] if why in text] != []
+    assert (Path(answer["run_folder"]) / "rendezvous.pem").read_text() == why
+
+
+@pytest.mark.parametrize("option", ["network.store_tls=false", "resources.nodes=1", "launch.mode=srun"])
+def test_a_run_without_use_for_a_key_pair_has_none(ready: Desk, cli: Cli, option: str) -> None:
+    ready.program("sbatch", "#!/bin/bash\necho 4711\n")
+    what = ("train.py", "--site", "gpus", "--image", "image.sif", "--nodes", "2") if "srun" in option else ("job.yaml",)
+    done = cli("submit", *what, "--json", "--set", option)
+    assert done.code == 0, done.err
+    assert not (Path(json.loads(done.out)["run_folder"]) / "rendezvous.pem").exists()
+
+
 # --- render, plan, explain, init, sites
 
 
@@ -377,9 +407,10 @@ def test_render_writes_all_files(ready: Desk, cli: Cli) -> None:
     assert done.code == 0, done.err
     names = {"job.sh", "node.sh", "job.yaml", "job.json", "site.yaml", "image.def"}
     # The code and the key beside them are for clusters without Slurm (`check --per-node`).
-    written = {*names, "code", "rendezvous.key", "logs", "markers", "checkpoints"}
+    written = {*names, "code", "rendezvous.key", "rendezvous.pem", "logs", "markers", "checkpoints"}
     assert {path.name for path in (ready.project / "out").iterdir()} == written
     key = ready.project / "out/rendezvous.key"
+    assert (ready.project / "out/rendezvous.pem").stat().st_mode & 0o777 == 0o600
     assert key.stat().st_mode & 0o777 == 0o600 and key.read_text().strip() not in done.out
     assert {path.name for path in (ready.project / "out/code").iterdir()} == {"python.sh", "slurmddp.zip"}
     assert {line.removeprefix("out/") for line in done.out.splitlines()} == {*names, "code/slurmddp.zip"}

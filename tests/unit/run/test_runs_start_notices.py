@@ -51,6 +51,9 @@ def test_each_reason_for_fresh_ranks_is_told_once_with_its_nodes() -> None:
     assert without_notices(typed({"event": "not_warm", "node": "node1", "why": "it has ended"})) == (
         "recovery.spares_warm: no warm agent on node1: it has ended",
     )
+    assert without_notices(typed({"event": "store_open", "node": "node1", "why": "no openssl"})) == (
+        "network.store_tls: the store is open to others on node1: no openssl",
+    )
 
 
 def test_nodes_that_send_no_heartbeats_are_told() -> None:

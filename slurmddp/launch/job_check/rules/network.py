@@ -1,10 +1,12 @@
 """Variables that slow NCCL down or switch the fast network off, wherever they come from; hosts of alerts."""
 
 import re
+import shutil
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from slurmddp.launch.job_check.rule import Hit, Subject, rule
+from slurmddp.scripts.check.rule import Severity
 
 _OFF = re.compile(r"(?:1|y|yes|t|true|on)", re.IGNORECASE)
 
@@ -42,6 +44,15 @@ def _settings(subject: Subject) -> Iterator[_Setting]:
 
 def _many(subject: Subject) -> bool:
     return subject.prepared.plan.nodes.max > 1
+
+
+@rule
+def no_store_tls(subject: Subject) -> Iterator[Hit]:
+    if subject.prepared.plan.encrypts_store and shutil.which("openssl") is None:
+        severity: Severity | None = "error" if subject.prepared.plan.job.network.store_tls else None
+        yield Hit(
+            subject.where("network.store_tls"), "this machine has no openssl to make a key pair with", None, severity
+        )
 
 
 @rule
