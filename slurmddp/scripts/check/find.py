@@ -158,7 +158,7 @@ class Finder:
         task = next(place[run] for run in self.told if run in place)[0][0]
         words, whole = self._words(place, lambda _, each: each.words), self._words(place, around)
         kind, arguments = kind_of(base(words[0]) if "\0" not in words[0] else task.name, words[1:])
-        options, end, opaque = launcher_options(arguments) if kind != "python" else ({}, 0, ())
+        options, end, opaque = launcher_options(kind, arguments)
         step = steps[min(key[2], len(steps) - 1)] if task.step and steps else None
         outer = self._command(key[0], task.name, key[2])
         command = self._inner(outer, task.name) or outer

@@ -246,12 +246,12 @@ def kind_of(name: str, rest: list[str]) -> tuple[str, list[str]]:
     return "python", rest
 
 
-def launcher_options(words: list[str]) -> tuple[dict[str, str], int, tuple[str, ...]]:
-    """(options up to the program, index of the program, words before it that cannot be read)."""
+def launcher_options(kind: str, words: list[str]) -> tuple[dict[str, str], int, tuple[str, ...]]:
+    """(options up to the program, index of the program, words before it that cannot be read). Python has none."""
     found: dict[str, str] = {}
     opaque: list[str] = []
     at = 0
-    while at < len(words):
+    while kind != "python" and at < len(words):
         word, at = words[at], at + 1
         if word.startswith("-"):
             name, equals, value = word.lstrip("-").partition("=")

@@ -58,7 +58,7 @@ def _facts(run: Evaluated) -> Iterator[dict[str, str]]:
     starts = list(programs(run))
     times = Counter((each.step, each.task.get("SLURMD_NODENAME")) for each, _, _ in starts)
     for each, kind, arguments in starts:
-        options, end, _ = launcher_options(arguments) if kind != "python" else ({}, 0, ())
+        options, end, _ = launcher_options(kind, arguments)
         outer = around(run, each)
         inside = min(outer.index(word) for word in {each.words[0], "bash", "sh"} & set(outer))
         facts = {

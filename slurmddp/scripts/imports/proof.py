@@ -159,7 +159,7 @@ def _merged(mine: list[Launched]) -> Launched | None:
 
 def _launched(job: Imported, run: Evaluated) -> Iterator[Launched]:
     for start, kind, arguments in programs(run):
-        options, end, _ = launcher_options(arguments) if kind != "python" else ({}, 0, ())
+        options, end, _ = launcher_options(kind, arguments)
         program = reader.program_of(options, arguments[end:])
         facts: dict[str, Any] = _container(run, start)
         folder, path = facts["folder"], start.words[0]
