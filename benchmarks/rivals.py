@@ -77,12 +77,13 @@ class Rival:
 
 
 SLURMDDP = "--nodes 2+1 --set train.observe=restart --set timeouts.hang=10s --set timeouts.stop=30s"
+EVERYTHING = " ".join(f"--set recovery.{key}=true" for key in ("fork", "spares_warm", "heartbeats", "standby"))
 TORCHRUN = "-m torch.distributed.run --nproc-per-node=1 --max-restarts=3 --rdzv-backend=c10d"
 ENDPOINT = "--rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=$(scontrol show hostnames | head -n 1):29500"
 REQUEUE = "#SBATCH --requeue --signal=B:USR1@30\ntrap 'scontrol requeue $SLURM_JOB_ID' USR1\n"
 RIVALS = (
     Rival("slurmddp", 3, "", SLURMDDP),
-    Rival("slurmddp with ranks forked", 3, "", f"{SLURMDDP} --set recovery.fork=true --set recovery.spares_warm=true"),
+    Rival("slurmddp with all of recovery on", 3, "", f"{SLURMDDP} {EVERYTHING}"),
     Rival(
         "torchrun",
         2,
