@@ -57,7 +57,7 @@ class Alerts:
     def alert(self, kind: str, *words: str | bytes, budget: int = 5, **more: str) -> str:
         """The same, to its end: what it said on stderr. It always ends well and prints nothing."""
         child = self.start(kind, *words, budget=budget, **more)
-        out, err = child.communicate(timeout=60)
+        out, err = child.communicate(timeout=120)
         assert (child.returncode, out) == (0, b""), err
         return err.decode("utf-8", "replace")
 
