@@ -17,7 +17,11 @@ _PATIENCE = 5.0
 _COMPLETE = """import ctypes, sys
 slurm = ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)  # its plugins need its names
 slurm.slurm_init(None)
-sys.exit(slurm.slurm_complete_job(*(ctypes.c_uint32(int(word)) for word in sys.argv[2:])) != 0)"""
+job, code = (ctypes.c_uint32(int(word)) for word in sys.argv[2:])
+if slurm.slurm_api_version() >> 16 >= 44:  # Slurm 25.11: a slurm_step_id_t, here with no step
+    no_val = 0xFFFFFFFE
+    job = ctypes.byref((ctypes.c_uint32 * 6)(0, 0, job.value, no_val, no_val, 0))
+sys.exit(slurm.slurm_complete_job(job, code) != 0)"""
 _FIELDS = {
     "state": re.compile(r"JobState=([A-Z_]+)"),
     "reason": re.compile(r"Reason=([A-Za-z_]+)"),

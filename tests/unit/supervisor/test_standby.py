@@ -14,7 +14,7 @@ import pytest
 from slurmddp.records import events, json_lines
 from slurmddp.records.job_events import AttemptEnded, AttemptStarted, JobStarted, NodeExcluded, NoStandby
 from slurmddp.render.scripts import job_script
-from slurmddp.supervisor import order, standby
+from slurmddp.supervisor import order, scheduler, standby
 from slurmddp.supervisor.files import Files
 from slurmddp.supervisor.lease import Lease
 from slurmddp.supervisor.scheduler import Slurm
@@ -309,6 +309,26 @@ def test_a_job_that_slurms_library_cannot_end_is_cancelled(
     Slurm(SimpleNamespace(run=run)).complete(1)  # type: ignore[arg-type]
     assert ran[1][-3:] == ["/opt/libslurmfull.so", "7", "256"]
     assert (["scancel", "7"] in ran) is withdrawn
+
+
+@pytest.mark.parametrize("version", [43, 44])
+def test_slurms_library_gets_the_job_as_its_version_has_it(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
+    """Since Slurm 25.11 by a pointer to 64 and three times 32 bits; tests/cluster/test_standby.py tries both."""
+    given: list[Any] = []
+
+    def complete(job: Any, code: Any) -> int:
+        given.append((job.value if version < 44 else [*job._obj], code.value))
+        return 0
+
+    library = SimpleNamespace(
+        slurm_init=lambda path: None, slurm_api_version=lambda: version << 16, slurm_complete_job=complete
+    )
+    monkeypatch.setattr("ctypes.CDLL", lambda path, mode: library)
+    monkeypatch.setattr("sys.argv", ["-c", "libslurm.so", "7", "256"])
+    with pytest.raises(SystemExit) as ended:
+        exec(scheduler._COMPLETE, {})
+    assert ended.value.code is False
+    assert given == [(7 if version < 44 else [0, 0, 7, 0xFFFFFFFE, 0xFFFFFFFE, 0], 256)]
 
 
 @pytest.mark.parametrize("began", [True, False])
