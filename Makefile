@@ -140,7 +140,7 @@ cluster-test: $(VENV)/.test
 
 # Other clusters, one after the other: the oldest and the newest Slurm that Debian has, process tracking by cgroups, 64 nodes.
 VARIANTS := slurm-22.05 slurm-26.05 cgroups
-VARIANT_TESTS := $(addprefix tests/cluster/test_,check.py login_side.py recovery.py rehearse.py site_init.py)
+VARIANT_TESTS := $(addprefix tests/cluster/test_,check.py login_side.py recovery.py rehearse.py site_init.py standby.py)
 variants-test: $(VENV)/.test
 	failed=0; for variant in $(VARIANTS); do echo "cluster: $$variant"; SLURMDDP_CLUSTER_VARIANT=$$variant \
 		$(BIN)/python -m pytest -q -n 3 --dist loadfile --reruns 1 --rerun-show-tracebacks --timeout=1800 -rs -m "not long" $(VARIANT_TESTS) \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Iterator
 
@@ -30,8 +31,10 @@ def standby_run(cluster: Cluster, image: str) -> Iterator[tuple[Run, str, Receiv
     receiver = Receiver(cluster, 8080)
     cluster.write(WEBHOOK, receiver.url + "\n", mode=0o600)
     cluster.write("/home/alice/scripts/forked.py", SCRIPT)
-    run = Alice(cluster, image).submit(
-        "scripts/forked.py", "--site", "testcluster", "--image", image, "--nodes", "2+1", "--time", "20m",
+    alice = Alice(cluster, image)
+    software = [word for key, value in alice.software().items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    run = alice.submit(
+        "scripts/forked.py", "--site", "testcluster", *software, "--nodes", "2+1", "--time", "20m",
         *("--set", "recovery.standby=true", "--set", "recovery.heartbeats=true"),
         *("--set", "recovery.fork=true", "--set", "recovery.spares_warm=true"),
         *("--set", f"alerts=[{{to: json, url_file: {WEBHOOK}, insecure: true}}]"),
