@@ -96,6 +96,14 @@ def others(cluster: Cluster, run: Run) -> list[str]:
     return found
 
 
+def other_at_a_moment(cluster: Cluster, run: Run, chance: random.Random) -> str:
+    """A node of chance that trains, without the supervisor; returns at a moment of chance."""
+    wait_for_step(run, 1)
+    node = chance.choice(others(cluster, run))
+    moment(run, chance)
+    return node
+
+
 def agents(run: Run) -> list[tuple[str, int, str]]:
     """(node, pid, command line) of the torchrun agents."""
     return [each for each in run.processes() if "slurmddp.runtime.agent" in each[2] and "srun" not in each[2]]
@@ -201,9 +209,7 @@ def flip_and_kill(cluster: Cluster, run: Run, chance: random.Random) -> Injected
 
 def cut_network(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
     """Pull the cable of a node that trains, without the supervisor. It stays out."""
-    wait_for_step(run, 1)
-    node = chance.choice(others(cluster, run))
-    moment(run, chance)
+    node = other_at_a_moment(cluster, run, chance)
     done = now(run, node)
     cluster.cut_network(node)
     return done
@@ -211,9 +217,7 @@ def cut_network(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
 
 def lose_node(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
     """A power cut on a node that trains, without the supervisor."""
-    wait_for_step(run, 1)
-    node = chance.choice(others(cluster, run))
-    moment(run, chance)
+    node = other_at_a_moment(cluster, run, chance)
     done = now(run, node)
     cluster.kill_host(node)
     return done
@@ -236,9 +240,7 @@ def lose_batch_host(cluster: Cluster, run: Run, chance: random.Random) -> Inject
 
 def lose_two(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
     """A power cut on the node where the supervisor runs, and at once on another one that trains."""
-    wait_for_step(run, 1)
-    node = chance.choice(others(cluster, run))
-    moment(run, chance)
+    node = other_at_a_moment(cluster, run, chance)
     done = now(run)
     cluster.kill_host(leader_of(run))
     cluster.kill_host(node)
@@ -268,9 +270,7 @@ def lose_starting_node(cluster: Cluster, run: Run, chance: random.Random) -> Inj
 
 def flap_network(cluster: Cluster, run: Run, chance: random.Random) -> Injected:
     """The cable of a node that trains comes out and in again, several times."""
-    wait_for_step(run, 1)
-    node = chance.choice(others(cluster, run))
-    moment(run, chance)
+    node = other_at_a_moment(cluster, run, chance)
     done = now(run)
     for _ in range(4):
         cluster.cut_network(node)
