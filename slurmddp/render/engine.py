@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -64,10 +67,20 @@ def yaml_text(value: str) -> str:
 @cache
 def environment() -> Environment:
     """Templates come from templates/ and are plain text, but for those of HTML, where every value is escaped."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
+    from jinja2.bccache import Bucket
 
+    class Cache(FileSystemBytecodeCache):
+        def dump_bytecode(self, bucket: Bucket) -> None:
+            if not sys.dont_write_bytecode:
+                with suppress(OSError):  # it is for speed alone, and may belong to root
+                    os.makedirs(self.directory, exist_ok=True)
+                    super().dump_bytecode(bucket)
+
+    folder = asset_folder("templates")
     made = Environment(
-        loader=FileSystemLoader(asset_folder("templates")),
+        loader=FileSystemLoader(folder),
+        bytecode_cache=Cache(os.path.join(folder, "__pycache__")),  # as Python keeps that of modules
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

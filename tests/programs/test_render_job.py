@@ -87,11 +87,14 @@ def started(more: str) -> str:
     return f"count(os.path.getsize({{run!r}} + '/events.jsonl') > 0) {more}"
 
 
-#: What `slurmddp cancel` does.
-CANCEL = f"echo '{{{StopRequest(CANCELLED).text().strip()}}}' >'{{run}}/stop.part'; "
-CANCEL += "mv '{run}/stop.part' '{run}/stop'"
+def asks(why: str) -> str:
+    """A command that writes the stop file at once: the supervisor may look between any two moments."""
+    return f"echo '{{{StopRequest(why).text().strip()}}}' >'{{run}}/stop.part'; mv '{{run}}/stop.part' '{{run}}/stop'"
 
-LIMIT = f"echo '{{{StopRequest('time limit').text().strip()}}}' >'{{run}}/stop'"
+
+#: What `slurmddp cancel` does.
+CANCEL = asks(CANCELLED)
+LIMIT = asks("time limit")
 
 #: A stand-in for the sender of alerts: it runs sender.sh in the run folder, if a test has written one.
 SENDER = """\

@@ -83,6 +83,8 @@ def _after_stop(settings: Settings, facts: Facts, ledger: Ledger) -> Decision:
     decision = Decision(what, cause, ledger, ended_by=ended_by, not_requeued=kept)
     marker = facts.marker
     if facts.stop is None and not ended_by and marker and marker.terminated and _nobody_asked(settings, facts):
+        if facts.killed_agents:
+            return _after_failure(settings, facts, ledger)  # srun ended the other agents, which told their ranks
         _, rank, node = marker.signal or ("", None, "")
         text = "SIGTERM that neither Slurm nor the user sent (earlyoom, or an administrator?)"
         decision = decision._replace(what=NEXT, cause=facts.stranger or Cause(text, rank, node))

@@ -102,6 +102,13 @@ def test_a_sigterm_of_a_stranger_is_a_failure_with_rank_and_node() -> None:
     assert end(marker=TERMED, noted=None, stop="stop file").what == "stopped"
 
 
+def test_a_killed_agent_is_the_cause_also_if_ranks_elsewhere_could_still_save() -> None:
+    """srun ends the other agents with SIGTERM, and these their ranks, before the killed agent's own ranks are gone."""
+    killed = Cause("the torchrun agent: Killed", node="n1")
+    last = end(marker=TERMED, noted=None, logged=killed, signalled=1, killed_agents=("n1",))
+    assert (last.what, last.cause, last.suspects) == ("next", killed, ("n1",))
+
+
 def test_a_stranger_is_told_of_and_counts_only_after_many_times() -> None:
     forged = Cause("somebody else changed the rendezvous", node="n1")
     first = end(stranger=forged)
