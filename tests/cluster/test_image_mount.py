@@ -26,7 +26,12 @@ MOUNTS = "grep -ls squashfuse /proc/[0-9]*/mounts | wc -l; pgrep -c squashfuse; 
 
 
 @pytest.mark.parametrize(
-    ("how", "mode"), [(["scancel"], "torchrun"), (["scontrol", "requeue"], "torchrun"), (["scancel"], "srun")]
+    ("how", "mode"),
+    [
+        (["scancel"], "torchrun"),
+        pytest.param(["scontrol", "requeue"], "torchrun", marks=pytest.mark.long),
+        (["scancel"], "srun"),
+    ],
 )
 def test_slurms_sigterm_leaves_time_for_the_last_save(
     fresh_cluster: Cluster, torch_image: str, how: list[str], mode: str

@@ -106,6 +106,7 @@ def test_a_second_submit_goes_on_with_the_same_samples_on_three_nodes(alice: Ali
     assert ended["validation"]["loss"] == pytest.approx(expected["validation"]["loss"], rel=1e-4)
 
 
+@pytest.mark.long  # test_first_hour.py
 def test_init_submits_as_it_stands(alice: Alice, torch_image: str) -> None:
     alice.cluster.sh("login", "rm -f ~/jobs/init.yaml; mkdir -p ~/jobs")
     alice.command("init", "jobs/init.yaml", "--site", "testcluster")

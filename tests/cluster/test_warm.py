@@ -94,8 +94,9 @@ def test_the_run_survives_a_spare_that_dies_and_a_warm_process_that_dies(
         name = f"SLURMDDP_RENDEZVOUS_ID={run.id}-{run.job_id}-warm"
         script = f"cd /proc; for p in $(grep -lzsx {name} [0-9]*/environ); do grep -qsz forked.py ${{p%environ}}cmdline"
         warm = cluster.sh(other, f"{script} && echo ${{p%/environ}}; done; true", user="root").stdout.split()
-        agents = [pid for pid, words in cluster.processes(other) if "slurmddp.runtime.agent" in words]
-        assert warm and agents
+        there = cluster.processes(other)
+        agents = [pid for pid, words in there if "slurmddp.runtime.agent" in words]
+        assert warm and agents, f"{other}: {there}\n{story(run)}"
         cluster.run(other, ["kill", "-KILL", *warm, *map(str, agents)], user="root", check=False)
         cluster.wait_for(lambda: len(seeds(run, 1)) == 2, "the next attempt trains", 200)
         assert seeds(run, 1)[batch_host] == seeds(run, 0)[batch_host]

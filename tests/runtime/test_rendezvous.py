@@ -336,6 +336,7 @@ class TestStarts:
         check_outsider(run, [agent])
 
     @pytest.mark.ranks(2)
+    @pytest.mark.long
     def test_an_outsider_does_not_join_the_ranks_that_srun_starts(self, run: Path, tmp_path: Path) -> None:
         """The same with launch.mode srun, where no agent makes a store: the real node.sh, once for each rank."""
         desk = Desk(tmp_path / "desk")

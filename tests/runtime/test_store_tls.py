@@ -227,7 +227,7 @@ class TestLife:
 
 
 class TestAgents:
-    @pytest.mark.parametrize("backend", [SIGNED, STATIC])
+    @pytest.mark.parametrize("backend", [SIGNED, pytest.param(STATIC, marks=pytest.mark.long)])
     def test_ranks_of_two_nodes_meet_through_tls_also_after_a_restart(
         self, agents: Any, run: Path, backend: str
     ) -> None:

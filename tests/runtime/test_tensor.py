@@ -108,6 +108,7 @@ def test_two_by_two_by_two_is_one_process(ranks: Ranks, tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.long
 def test_documents_of_any_length_sorted_and_recomputed(ranks: Ranks, tmp_path: Path) -> None:
     """Odd lengths are padded for the group, which no count of tokens sees."""
     options = {

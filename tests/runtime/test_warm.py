@@ -97,6 +97,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.long  # tests/cluster/test_warm.py
 def test_each_attempt_is_a_fork_until_the_warm_process_dies(node: Node) -> None:
     parent = node.start("warm")
     signatures = []

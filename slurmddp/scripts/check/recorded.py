@@ -98,26 +98,15 @@ def place(path: Path) -> str:
     return os.path.relpath(whole, here) if whole.startswith(f"{here.rstrip('/')}/") else whole
 
 
-#: What was evaluated already, by all that it depends on: a correction and its check look at the same script.
-_recorded: dict[tuple[str, ...], tuple[Evaluated, ...] | None] = {}
-_MOST_RECORDED = 64
-
-
 def record(
     script: Script, variables: Mapping[str, str] | None = None, other: Mapping[str, str] | None = None
 ) -> tuple[Evaluated, ...] | None:
     """Return what each imagined job starts; None, if this machine has no sandbox, or the script no end."""
     if not script.is_shell or "\r" in script.text or not available():
         return None
-    jobs, files = imagined(script, variables, other), beside(script)
-    key = (script.text, place(script.path), repr(jobs), repr(files))
-    if key not in _recorded:
-        if len(_recorded) >= _MOST_RECORDED:
-            _recorded.clear()
-        try:
-            _recorded[key] = tuple(evaluate(script.text, jobs, place(script.path), files))
-        except Unavailable:
-            _recorded[key] = None
-    runs = _recorded[key] or ()
+    try:
+        runs = evaluate(script.text, imagined(script, variables, other), place(script.path), beside(script))
+    except Unavailable:
+        return None
     ended = all(each.ended for each in runs if not each.job.role)
     return tuple(each for each in runs if each.ended) if runs and ended else None

@@ -209,7 +209,24 @@ def _probed() -> bool:
 _PROBE = Job(1, ("n1",), "n1", 1, 1, True, 1, 1)
 
 
+#: What runs recorded, by all that they depend on: a correction, its check and an import look at the same script.
+_known: dict[str, dict[str, Any]] = {}
+_MOST_KNOWN = 256
+
+
 def _run(specs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what each run records."""
+    keys = [json.dumps(each) for each in specs]
+    new = {key: each for key, each in zip(keys, specs, strict=True) if key not in _known}
+    answers = dict(zip(new, _in_jail(list(new.values())), strict=True)) if new else {}
+    found = [answers.get(key) or _known[key] for key in keys]
+    if len(_known) + len(answers) > _MOST_KNOWN:
+        _known.clear()
+    _known.update({key: answer for key, answer in answers.items() if "error" not in answer})
+    return found
+
+
+def _in_jail(specs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Let the jail run them. What it says is data of others: it is parsed, never trusted."""
     done = subprocess.run(
         [sys.executable, "-I", "-S", str(_HERE / "jail.py")],
@@ -287,7 +304,8 @@ def _spec(text: str, job: Job, name: str, files: Mapping[str, str], limits: Limi
             "/.conda/.keep": "", **beside,
         },
         "binds": _binds(),
-        "links": {f"/usr/bin/{each}": "/.sandbox/stub" for each in {*_STUBS.split(), *_RECORDED, *words}},
+        "links": {f"/usr/bin/{each}": "/.sandbox/stub" for each in {*_STUBS.split(), *_RECORDED, *words}}
+        | {"/.sandbox/closed": "closed"},
         "env": environment, "argv": ["/bin/bash", spool, *job.arguments], "folder": os.path.join(SUBMIT, job.folder),
         "host": job.hosts[0], "user": USER_ID, "seconds": limits.seconds, "processor": limits.processor,
     }  # fmt: skip

@@ -1,5 +1,5 @@
 # Read by bash before the script (BASH_ENV). SANDBOX_FILES=1: a file that the script tests for is there; 0: it is not.
-case $0 in /usr/bin/*) return ;; esac
+case $0 in /usr/bin/* | /.sandbox/stub) return ;; esac
 set -T
 __sandbox_path() { # a path as the script wrote it, expanded; nothing that would run a command
     [[ $1 = *[\`\;\&\|\<\>\(\)]* || $1 = *$'\n'* ]] || builtin eval "printf '%s' $1" 2>/dev/null

@@ -7,15 +7,19 @@ unset -f cd source . pushd ulimit command_not_found_handle ${__sandbox_filters-}
 __name=${0##*/} __whole=${0#/usr/bin/}
 if [[ $0 = /.sandbox/stub ]]; then __whole=${1-} __name=${1##*/}; shift; fi
 
-__streams=()
-for __fd in 0 1 2; do __streams+=("$(/.sandbox/real/readlink "/proc/$$/fd/$__fd")"); done
+# What stands behind standard input, output and error; then the folder, whose name may have several lines.
+__links=() __streams=()
+for __fd in 0 1 2; do
+    [[ -L /proc/$$/fd/$__fd ]] && __links+=("/proc/$$/fd/$__fd") || __links+=(/.sandbox/closed)
+done
+__folder=$(/.sandbox/real/readlink "${__links[@]}" "/proc/$$/cwd")
+for __fd in 0 1 2; do __streams+=("${__folder%%$'\n'*}") __folder=${__folder#*$'\n'}; done
 
 record() {
     # words, folder, standard input, output and error, environment
-    {
-        printf '%s\0' "$#" "$@" "$(pwd -P)" "${__streams[@]}"
-        cat "/proc/$$/environ"
-    } >"/.sandbox/records/$$" 2>/dev/null
+    local __environment
+    mapfile -d '' -t __environment <"/proc/$$/environ"
+    printf '%s\0' "$#" "$@" "$__folder" "${__streams[@]}" "${__environment[@]}" >"/.sandbox/records/$$" 2>/dev/null
 }
 unknown() { # what it prints; a search for a free port finds another one in each task
     local __found=$SANDBOX_UNKNOWN __procid=${SANDBOX_TASK#*:}
