@@ -132,11 +132,12 @@ def test_the_job_file_of_a_batch_script_trains_its_program_on_both_nodes(alice: 
     cluster.write(f"{folder}/broken.sbatch", BROKEN.replace("IMAGE", alice.image))
     cluster.write(f"{folder}/train.py", TRAIN)
 
-    def slurmddp(*words: str) -> str:
-        return cluster.run("login", ["slurmddp", *words], cwd=folder, timeout=60).stdout
-
-    slurmddp("import", "broken.sbatch", "--site", "testcluster", "-o", "job.yaml")
-    run = Run(cluster, json.loads(slurmddp("submit", "job.yaml", "--json")))
+    words = ["slurmddp", "import", "broken.sbatch", "--site", "testcluster", "-o", "job.yaml"]
+    made = cluster.run("login", words, cwd=folder, check=False)
+    assert made.returncode == 1 and "nodes: 1 -> the job file has: 2" in made.stderr, made
+    run = Run(
+        cluster, json.loads(cluster.run("login", ["slurmddp", "submit", "job.yaml", "--json"], cwd=folder).stdout)
+    )
     run.wait("done")
     logs = run.logs()
     assert all(f"rank {rank} of 4" in logs for rank in range(4)), logs

@@ -25,12 +25,12 @@ print(json.dumps([run.wait().state, [row["loss"] for row in run.metrics()]]))"""
 
 @pytest.fixture(scope="module")
 def alice(cluster: Cluster, torch_image: str) -> Alice:
+    profile = SITE.read_text().replace("name: testcluster", "name: chained\nrequeue: chain", 1)
+    cluster.write("/home/alice/.config/slurmddp/sites/chained.yaml", profile)
     return Alice(cluster, torch_image)
 
 
 def test_a_chain_of_jobs_is_one_run(alice: Alice) -> None:
-    profile = SITE.read_text().replace("name: testcluster", "name: chained\nrequeue: chain", 1)
-    alice.cluster.write("/home/alice/.config/slurmddp/sites/chained.yaml", profile)
     run = alice.submit(
         alice.job_file("chain", site="chained", resources={"nodes": 1}, train=LONG, recovery=NO_PREFLIGHT)
     )
@@ -101,18 +101,17 @@ def test_the_next_command_ends_the_hold_where_nothing_of_the_job_is_left(alice: 
     run.wait_for_step(5)
     (node,) = {str(row["node"]) for row in run.lines("events.jsonl") if row["event"] == "job_started"}
     fresh_cluster.kill_host(node)
-    try:
-        run.wait("requeued", timeout=90)
-        # Only this very command looks; the hold is 121 s, and it began less than 40 s ago.
-        fresh_cluster.wait_for(lambda: run.status()[0] == 3 and _released(run), "the hold is ended", 60, every=1)
-        run.wait_for_event("first_step", lambda row: row["attempt"] == 1, 120)
-        status = run.status()[1]
-        assert (status["state"], status["recovered"]) == ("running", 1), status
-        alice.command("cancel", run.id, "--now")
-        run.wait("cancelled")
-    finally:
-        fresh_cluster.restart_host(node)
-        fresh_cluster.wait_nodes()
+    run.wait("requeued", timeout=90)
+    assert not _released(run), "as long as a node of the job does not answer, Slurm ends the hold"
+    fresh_cluster.restart_host(node)
+    fresh_cluster.wait_nodes()
+    # Only this very command looks; the hold is 121 s, and it began less than 40 s ago.
+    fresh_cluster.wait_for(lambda: run.status()[0] == 3 and _released(run), "the hold is ended", 60, every=1)
+    run.wait_for_event("first_step", lambda row: row["attempt"] == 1, 120)
+    status = run.status()[1]
+    assert (status["state"], status["recovered"]) == ("running", 1), status
+    alice.command("cancel", run.id, "--now")
+    run.wait("cancelled")
 
 
 def _released(run: Run) -> bool:
