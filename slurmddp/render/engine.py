@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -67,20 +64,10 @@ def yaml_text(value: str) -> str:
 @cache
 def environment() -> Environment:
     """Templates come from templates/ and are plain text, but for those of HTML, where every value is escaped."""
-    from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
-    from jinja2.bccache import Bucket
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    class Cache(FileSystemBytecodeCache):
-        def dump_bytecode(self, bucket: Bucket) -> None:
-            if not sys.dont_write_bytecode:
-                with suppress(OSError):  # it is for speed alone, and may belong to root
-                    os.makedirs(self.directory, exist_ok=True)
-                    super().dump_bytecode(bucket)
-
-    folder = asset_folder("templates")
     made = Environment(
-        loader=FileSystemLoader(folder),
-        bytecode_cache=Cache(os.path.join(folder, "__pycache__")),  # as Python keeps that of modules
+        loader=FileSystemLoader(asset_folder("templates")),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
