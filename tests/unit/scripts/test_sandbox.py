@@ -228,9 +228,38 @@ def test_a_file_that_only_the_job_has_does_not_end_a_script(command: str) -> Non
 @needs_namespaces
 def test_random_numbers_differ_by_job_and_stay_when_asked_again() -> None:
     other = replace(JOB, id=JOB.id + 1, unknown=JOB.unknown + 1)
-    runs = [evaluate("#!/bin/bash\nsrun p.py $RANDOM\n", [JOB, other]) for _ in range(2)]
+    runs = []
+    for _ in range(2):
+        sandbox._known.clear()
+        runs.append(evaluate("#!/bin/bash\nsrun p.py $RANDOM\n", [JOB, other]))
     words = [[each.started[0].words for each in run] for run in runs]
     assert words[0] == words[1] and words[0][0] != words[0][1]
+
+
+@needs_namespaces
+def test_a_run_that_was_made_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only those that are new are made, whatever else is asked with them; what went wrong is tried again."""
+    script, other = "#!/bin/bash\nsrun once.py\n", replace(JOB, id=JOB.id + 1)
+    made: list[int] = []
+    in_jail = sandbox._in_jail
+
+    def count(specs: list[dict[str, object]]) -> list[dict[str, object]]:
+        made.append(len(specs))
+        return [{"error": "no memory"} for _ in specs] if len(made) == 1 else in_jail(specs)
+
+    assert available()
+    monkeypatch.setattr(sandbox, "_in_jail", count)
+    for jobs in ([JOB], [JOB], [other, JOB], [JOB, other]):
+        found = evaluate(script, jobs)
+    assert made == [1, 1, 1] and [each.started[0].words for each in found] == [("srun", "once.py")] * 2
+
+
+@needs_namespaces
+def test_closed_streams_and_a_folder_of_two_lines_are_recorded() -> None:
+    (found,) = evaluate("#!/bin/bash\nmkdir $'a\\nb'\ncd $'a\\nb'\nprogram <&- >/tmp/out\n", [JOB])
+    last = found.started[-1]
+    assert last.words == ("program",) and last.folder.endswith("/a\nb")
+    assert last.streams[:2] == ("closed", "/tmp/out")
 
 
 def test_assigned_values_and_folders_are_recorded_under_their_own_names() -> None:
