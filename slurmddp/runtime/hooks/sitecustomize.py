@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import os
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
@@ -72,6 +73,15 @@ def _at_end() -> None:
         print(f"slurmddp: warning: cannot record how this process exits: {missing}", file=sys.stderr, flush=True)
         return
     usererrors.note(error)
+
+
+def _let_gloo_end() -> None:
+    """Give gloo's threads time to drop the last operation's tensors, for which they need the interpreter: one that
+    asks for it while it ends aborts the process (torch 2.13, a script that does not destroy its process group).
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        time.sleep(0.1)
 
 
 class _TorchImport:
@@ -141,5 +151,7 @@ _restore()
 sys.exit = _exit
 if os.environ.get("SLURMDDP_RANK_PID", str(os.getpid())) == str(os.getpid()):  # else started by a bash script
     atexit.register(_at_end)
+if "RANK" in os.environ:
+    atexit.register(_let_gloo_end)
 if "RANK" in os.environ and (_MEETS or _OBSERVED or _loaded is not None):
     sys.meta_path.insert(0, _TorchImport())
