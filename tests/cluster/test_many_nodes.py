@@ -37,10 +37,11 @@ def alice(cluster: Cluster) -> Alice:
 def submit(alice: Alice, nodes: int) -> Run:
     small = ("resources.cpus_per_node=1", "resources.mem_per_node=200M")
     own = ("container.runtime=none", "container.python=/home/alice/agent")
+    always = "recovery.requeue=always"  # the script saves nothing
     # What the preflight looks for is there; nothing imports it.
     torch = f"environment.PYTHONPATH={alice.cluster.torch_image_root}/usr/local/lib/python3.11/dist-packages"
     shape = f"resources.nodes={{min: {nodes - 1}, max: {nodes - 1}, spares: 1}}"
-    options = [word for setting in (*small, *own, torch, shape) for word in ("--set", setting)]
+    options = [word for setting in (*small, *own, always, torch, shape) for word in ("--set", setting)]
     return alice.submit("scripts/own.py", "--site", "testcluster", "--time", "20m", *options)
 
 
