@@ -153,5 +153,5 @@ if os.environ.get("SLURMDDP_RANK_PID", str(os.getpid())) == str(os.getpid()):  #
     atexit.register(_at_end)
 if "RANK" in os.environ:
     atexit.register(_let_gloo_end)
-if "RANK" in os.environ and (_MEETS or _OBSERVED or _loaded is not None):
-    sys.meta_path.insert(0, _TorchImport())
+    if _MEETS or _OBSERVED or _loaded is not None:
+        sys.meta_path.insert(0, _TorchImport())
